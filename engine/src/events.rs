@@ -1,0 +1,24 @@
+//! KV events: what the prefix cache gained and lost in a step. They are facts for the cluster-wide view (SPEC C4); the
+//! engine itself never reads them back.
+
+/// Chained XXH3-64 (seed 1337) of a full block and all before it; the chain Dynamo, SMG and Mooncake share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockHash(pub u64);
+
+/// Where a block lives (SPEC C3). Only `L1` exists on the CPU runner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Level {
+    L1,
+    L2,
+}
+
+/// One change of the prefix cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KvEvent {
+    /// A full block became reusable. `parent` is `None` for the first block of a sequence.
+    Stored { hash: BlockHash, parent: Option<BlockHash>, level: Level, tokens: u32 },
+    /// A block was evicted.
+    Removed { hash: BlockHash, level: Level },
+    /// Everything was dropped.
+    Cleared,
+}

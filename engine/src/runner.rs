@@ -1,0 +1,82 @@
+//! The seam between scheduling and arithmetic.
+//!
+//! A step is two calls: [`ModelRunner::submit`] hands over the batch and may return before the work is done (a device
+//! uploads metadata and launches), [`ModelRunner::collect`] waits for the logits. The CPU runner computes in `collect`.
+//! The engine plans the next step between the two, so a runner must not need the engine meanwhile.
+
+use crate::request::SequenceId;
+
+/// One sequence's share of a batch: `tokens` are new and start at `position`; all earlier positions are in its blocks.
+///
+/// Invariant: `blocks.len() * block_size >= position + tokens.len()`, and no two slots of one batch write the same block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BatchSlot {
+    pub sequence: SequenceId,
+    pub tokens: Vec<u32>,
+    /// Position of `tokens[0]` in the sequence, in tokens.
+    pub position: usize,
+    /// The block table: physical block of each `block_size` positions, from position 0.
+    pub blocks: Vec<u32>,
+    /// Logits of the last token are wanted (false for a prefill chunk that is not the last).
+    pub wants_logits: bool,
+}
+
+/// What one step computes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Batch {
+    pub slots: Vec<BatchSlot>,
+}
+
+impl Batch {
+    /// New tokens in the batch.
+    pub fn token_count(&self) -> usize {
+        self.slots.iter().map(|slot| slot.tokens.len()).sum()
+    }
+}
+
+/// Logits of the slots that wanted them, in slot order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct BatchLogits {
+    /// Row-major, `rows × vocab`.
+    pub values: Vec<f32>,
+    pub vocab: usize,
+    /// Measured or modelled time of the batch, in microseconds. `None`: the caller takes the time itself.
+    pub modelled_us: Option<i64>,
+}
+
+impl BatchLogits {
+    /// Logits of the `row`-th slot that wanted them; `vocab` values.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.vocab..(row + 1) * self.vocab]
+    }
+}
+
+/// What the engine must know of a model to plan for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunnerShape {
+    pub vocab: usize,
+    /// Longest sequence, in tokens.
+    pub context: usize,
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// Blocks the runner has memory for.
+    pub blocks: usize,
+    /// Bytes of keys and values in one block, over all layers.
+    pub block_bytes: usize,
+}
+
+/// A batch the runner could not compute. Sequences of that batch fail; the engine goes on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("runner: {0}")]
+pub struct RunnerError(pub String);
+
+/// Computes batches over a paged KV cache that it owns.
+pub trait ModelRunner: Send {
+    fn shape(&self) -> RunnerShape;
+    /// Takes the batch. At most one batch is outstanding.
+    fn submit(&mut self, batch: &Batch) -> Result<(), RunnerError>;
+    /// Waits for the batch given to `submit`.
+    fn collect(&mut self) -> Result<BatchLogits, RunnerError>;
+    /// Copies whole KV blocks `(from, to)` before the next batch, for partial-block reuse and copy-on-write.
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError>;
+}

@@ -1,0 +1,76 @@
+//! The report of one engine step: effects are returned here and not done (STYLE "Shapes").
+
+use crate::{
+    Micros,
+    events::KvEvent,
+    request::{FinishReason, SequenceId},
+};
+
+/// A generated token's log-probability and its best alternatives, as asked by `SamplingParams::logprobs`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprob {
+    pub token: u32,
+    pub logprob: f32,
+    /// `(token, log-probability)`, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What one sequence produced in this step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SequenceOutput {
+    pub sequence: SequenceId,
+    /// New tokens, stop token included.
+    pub tokens: Vec<u32>,
+    /// Text that may be shown now: whole characters, and nothing that could still turn out to begin a stop string.
+    pub text: String,
+    /// One entry a token, if asked for.
+    pub logprobs: Vec<TokenLogprob>,
+    pub finish: Option<Finish>,
+}
+
+/// The end of a sequence, with its accounts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finish {
+    pub reason: FinishReason,
+    pub prompt_tokens: u32,
+    pub completion_tokens: u32,
+    /// Prompt tokens whose KV was reused when the sequence was first scheduled.
+    pub cached_tokens: u32,
+    pub submitted: Micros,
+    pub first_scheduled: Option<Micros>,
+    pub preemptions: u32,
+    /// Set when `reason` is `Failed`.
+    pub error: Option<String>,
+}
+
+/// Figures of one step, a row of `engine_steps`.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepStats {
+    /// Number of the step since the engine started, from 1.
+    pub step: u64,
+    pub prefill_tokens: u32,
+    pub decode_tokens: u32,
+    pub running: u32,
+    pub waiting: u32,
+    pub preempted: u32,
+    /// Prompt tokens found in the prefix cache by sequences first scheduled in this step.
+    pub cached_tokens: u32,
+    /// Prompt tokens of sequences first scheduled in this step.
+    pub scheduled_prompt_tokens: u32,
+    /// Prompt tokens not yet computed, over waiting and running sequences.
+    pub queued_prefill_tokens: u32,
+    /// Tokens whose KV is held by running sequences.
+    pub context_tokens: u32,
+    /// Blocks in use by sequences, blocks kept only for reuse, blocks in all.
+    pub blocks_used: u32,
+    pub blocks_cached: u32,
+    pub blocks_total: u32,
+}
+
+/// Everything a step did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct StepReport {
+    pub outputs: Vec<SequenceOutput>,
+    pub kv_events: Vec<KvEvent>,
+    pub stats: StepStats,
+}
