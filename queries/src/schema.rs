@@ -1,0 +1,332 @@
+//! The bus's topics and their Arrow schemas, declared once. A topic, its SQL table and its snapshot file have the same name.
+//!
+//! Names here are public: operators of a fleet write SQL against them. Change one only with a line in the changelog.
+//! Every field carries `comment` and, where it has one, `unit` as Arrow field metadata; snapshots keep both. Times are
+//! microseconds since the epoch in UTC. `NULL` means unknown or not applicable, never zero.
+
+use std::{collections::HashMap, sync::Arc, sync::LazyLock};
+
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+
+/// Version of all schemas together; written into log segments and snapshots.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A named stream of rows on the bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Topic {
+    /// One row per event in a request's life.
+    Requests,
+    /// One row per decision, with its inputs and every candidate.
+    Decisions,
+    /// One row per engine step.
+    EngineSteps,
+    /// One row per change of an instance's prefix cache.
+    KvEvents,
+    /// One row per change of an instance's state.
+    Instances,
+    /// View: live load per 500-token atom and instance, once per publishing period (SPEC B2).
+    AtomLoad,
+    /// View: distribution of finished requests per model and tier (SPEC D4).
+    RequestDistribution,
+    /// View: what routing believes of each instance (SPEC C4).
+    InstanceLoad,
+    /// Faults of Evenkeel itself: a full disk, a dead worker, a refused row.
+    Faults,
+}
+
+impl Topic {
+    pub const ALL: [Topic; 9] = [
+        Topic::Requests,
+        Topic::Decisions,
+        Topic::EngineSteps,
+        Topic::KvEvents,
+        Topic::Instances,
+        Topic::AtomLoad,
+        Topic::RequestDistribution,
+        Topic::InstanceLoad,
+        Topic::Faults,
+    ];
+
+    /// The topic's name, which is also its table's and its file's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Topic::Requests => "requests",
+            Topic::Decisions => "decisions",
+            Topic::EngineSteps => "engine_steps",
+            Topic::KvEvents => "kv_events",
+            Topic::Instances => "instances",
+            Topic::AtomLoad => "atom_load",
+            Topic::RequestDistribution => "request_distribution",
+            Topic::InstanceLoad => "instance_load",
+            Topic::Faults => "faults",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Topic> {
+        Topic::ALL.into_iter().find(|topic| topic.name() == name)
+    }
+
+    /// Position in [`Topic::ALL`], for arrays indexed by topic.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    pub fn schema(self) -> SchemaRef {
+        SCHEMAS[self.index()].clone()
+    }
+}
+
+static SCHEMAS: LazyLock<Vec<SchemaRef>> = LazyLock::new(|| {
+    Topic::ALL
+        .iter()
+        .map(|topic| {
+            let metadata = HashMap::from([
+                ("table".to_string(), topic.name().to_string()),
+                ("version".to_string(), SCHEMA_VERSION.to_string()),
+            ]);
+            Arc::new(Schema::new_with_metadata(fields(*topic), metadata))
+        })
+        .collect()
+});
+
+fn fields(topic: Topic) -> Vec<Field> {
+    match topic {
+        Topic::Requests => requests(),
+        Topic::Decisions => decisions(),
+        Topic::EngineSteps => engine_steps(),
+        Topic::KvEvents => kv_events(),
+        Topic::Instances => instances(),
+        Topic::AtomLoad => atom_load(),
+        Topic::RequestDistribution => request_distribution(),
+        Topic::InstanceLoad => instance_load(),
+        Topic::Faults => faults(),
+    }
+}
+
+fn requests() -> Vec<Field> {
+    vec![
+        at("when it happened"),
+        text("request_id", "id of the request, also in the x-evenkeel-request-id header"),
+        number("seq", DataType::UInt32, "", "order of the request's events, from 1"),
+        text("event", "arrived, queued, dispatched, first_token, grew, finished, cancelled, failed or rejected"),
+        text("model", "model name"),
+        text("tier", "High, Medium or Low"),
+        text("tenant", "whose key the request came with"),
+        optional(number("instance", DataType::UInt32, "", "instance that serves it")),
+        number("prompt_tokens", DataType::UInt32, "tokens", "prompt length"),
+        number("output_tokens", DataType::UInt32, "tokens", "generated so far"),
+        optional(number("cached_tokens", DataType::UInt32, "tokens", "prompt tokens whose KV the engine reused")),
+        optional(number(
+            "gap_us",
+            DataType::Int64,
+            "us",
+            "first_token: since arrival (TTFT); grew: since the previous token (ITL)",
+        )),
+        optional(number("total_us", DataType::Int64, "us", "since arrival, on the last event")),
+        optional(text("finish_reason", "stop, length, cancelled or failed, on the last event")),
+        optional(text("error", "reason of a failure or refusal")),
+    ]
+}
+
+fn candidate() -> Fields {
+    Fields::from(vec![
+        number("instance", DataType::UInt32, "", "candidate"),
+        number("hit_tokens", DataType::UInt32, "tokens", "prompt tokens its cache is believed to hold"),
+        number("queue_seconds", DataType::Float64, "s", "predicted time until its queue is drained"),
+        number("prefill_seconds", DataType::Float64, "s", "predicted time to compute the uncached prompt"),
+        number("interference_seconds", DataType::Float64, "s", "predicted slowing of what runs there"),
+        number("total_seconds", DataType::Float64, "s", "sum, by which candidates are compared"),
+    ])
+}
+
+fn decisions() -> Vec<Field> {
+    vec![
+        at("when it was decided"),
+        text("decision_id", "id of the decision, also in the x-evenkeel-decision header"),
+        text("request_id", "the request"),
+        text("model", "model name"),
+        text("tenant", "whose key the request came with"),
+        text("tier", "High, Medium or Low"),
+        text("tier_reason", "why that tier"),
+        text("outcome", "admit, queue or reject"),
+        text("reason", "why that outcome and that instance"),
+        text("throttle_step", "step of throttling in force"),
+        text("route_policy", "policy that chose the instance"),
+        optional(number("instance", DataType::UInt32, "", "instance chosen")),
+        number("prompt_tokens", DataType::UInt32, "tokens", "prompt length"),
+        number("max_tokens", DataType::UInt32, "tokens", "most tokens to generate"),
+        number("predicted_hit_tokens", DataType::UInt32, "tokens", "longest cached prefix in the view"),
+        optional(number(
+            "predicted_seconds",
+            DataType::Float64,
+            "s",
+            "predicted time to first token at the instance chosen",
+        )),
+        number("turns", DataType::UInt32, "", "user messages in the conversation"),
+        text("view_mode", "exact, degraded or off"),
+        optional(stamp("view_as_of", "state of the views the decision read")),
+        optional(number(
+            "saturation",
+            DataType::Float64,
+            "",
+            "the saturation signal throttling read, 0 to 1 and above",
+        )),
+        Field::new(
+            "candidates",
+            DataType::List(Arc::new(Field::new("item", DataType::Struct(candidate()), false))),
+            false,
+        )
+        .with_metadata(HashMap::from([("comment".to_string(), "every candidate with its cost terms".to_string())])),
+    ]
+}
+
+fn engine_steps() -> Vec<Field> {
+    vec![
+        at("end of the step"),
+        number("instance", DataType::UInt32, "", "instance"),
+        number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
+        number("step", DataType::UInt64, "", "number of the step in this incarnation, from 1"),
+        number("step_us", DataType::Int64, "us", "duration of the step"),
+        number("prefill_tokens", DataType::UInt32, "tokens", "prompt tokens computed"),
+        number("decode_tokens", DataType::UInt32, "tokens", "sequences advanced by one token"),
+        number("running", DataType::UInt32, "sequences", "running after the step"),
+        number("waiting", DataType::UInt32, "sequences", "waiting after the step"),
+        number("preempted", DataType::UInt32, "sequences", "preempted in the step"),
+        number(
+            "cached_tokens",
+            DataType::UInt32,
+            "tokens",
+            "prompt tokens reused by sequences first scheduled in the step",
+        ),
+        number(
+            "scheduled_prompt_tokens",
+            DataType::UInt32,
+            "tokens",
+            "prompt tokens of sequences first scheduled in the step",
+        ),
+        number("queued_prefill_tokens", DataType::UInt32, "tokens", "prompt tokens not computed yet"),
+        number("context_tokens", DataType::UInt32, "tokens", "tokens with KV held by running sequences"),
+        number("blocks_used", DataType::UInt32, "blocks", "held by sequences"),
+        number("blocks_cached", DataType::UInt32, "blocks", "kept only for reuse"),
+        number("blocks_total", DataType::UInt32, "blocks", "in the pool"),
+    ]
+}
+
+fn kv_events() -> Vec<Field> {
+    vec![
+        at("when the engine reported it"),
+        number("instance", DataType::UInt32, "", "instance"),
+        number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
+        number("seq", DataType::UInt64, "", "order within the incarnation, from 1, without gaps"),
+        text("event", "stored, removed or cleared"),
+        optional(number("block_hash", DataType::UInt64, "", "chained XXH3-64 of the block, seed 1337")),
+        optional(number("parent_hash", DataType::UInt64, "", "hash of the block before it")),
+        optional(text("level", "L1 (device) or L2 (host)")),
+        optional(number("tokens", DataType::UInt32, "tokens", "tokens in the block")),
+    ]
+}
+
+fn instances() -> Vec<Field> {
+    vec![
+        at("when the state was entered"),
+        number("instance", DataType::UInt32, "", "instance"),
+        text("name", "name of the instance"),
+        number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
+        text("state", "starting, ready, draining, dead or stopped"),
+        text("model", "model it serves"),
+        optional(text("address", "where it listens")),
+        optional(number("pid", DataType::UInt32, "", "process id")),
+        optional(text("detail", "why, in words")),
+        optional(number("phase_us", DataType::Int64, "us", "time spent in the state before this one")),
+    ]
+}
+
+fn atom_load() -> Vec<Field> {
+    vec![
+        stamp("as_of", "state of the view"),
+        number("instance", DataType::UInt32, "", "instance"),
+        number("from_tokens", DataType::UInt32, "tokens", "start of the 500-token atom, inclusive"),
+        number("to_tokens", DataType::UInt32, "tokens", "end of the atom, exclusive"),
+        number("tokens", DataType::Int64, "tokens", "context tokens of live requests in the atom"),
+        number("requests", DataType::Int64, "requests", "live requests in the atom"),
+    ]
+}
+
+fn request_distribution() -> Vec<Field> {
+    let quantiles = |what: &'static str, unit: &'static str, words: &'static str| {
+        ["p50", "p95", "p99"].map(|q| optional(number(&format!("{what}_{q}"), DataType::Float64, unit, words)))
+    };
+    let mut fields = vec![
+        stamp("as_of", "end of the window"),
+        text("model", "model name"),
+        text("tier", "High, Medium or Low"),
+        number("window_seconds", DataType::Float64, "s", "length of the window"),
+        number("arrived", DataType::UInt64, "requests", "arrived in the window"),
+        number("finished", DataType::UInt64, "requests", "finished in the window"),
+        number("prompt_tokens", DataType::UInt64, "tokens", "prompt tokens of finished requests"),
+        number("cached_tokens", DataType::UInt64, "tokens", "of which the engine reused"),
+        number("output_tokens", DataType::UInt64, "tokens", "tokens they generated"),
+    ];
+    fields.extend(quantiles("prompt", "tokens", "prompt length"));
+    fields.extend(quantiles("output", "tokens", "tokens generated"));
+    fields.extend(quantiles("ttft_ms", "ms", "time to first token"));
+    fields.extend(quantiles("itl_ms", "ms", "mean gap between tokens of a request"));
+    fields
+}
+
+fn instance_load() -> Vec<Field> {
+    vec![
+        stamp("as_of", "state of the view"),
+        number("instance", DataType::UInt32, "", "instance"),
+        number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
+        number("running", DataType::UInt32, "sequences", "running"),
+        number("waiting", DataType::UInt32, "sequences", "waiting in the engine"),
+        number("leased_tokens", DataType::UInt64, "tokens", "reserved by the gateway at dispatch and not finished"),
+        number("context_tokens", DataType::UInt64, "tokens", "tokens of live requests, from the load view"),
+        number("queued_prefill_tokens", DataType::UInt64, "tokens", "prompt tokens not computed yet"),
+        number("cached_blocks", DataType::UInt64, "blocks", "blocks in the cache index"),
+        number("blocks_used", DataType::UInt32, "blocks", "held by sequences"),
+        number("blocks_total", DataType::UInt32, "blocks", "in the pool"),
+        optional(number("prefill_tokens_per_second", DataType::Float64, "tokens/s", "learnt prefill rate")),
+        optional(number("decode_step_seconds", DataType::Float64, "s", "learnt duration of a decode step")),
+        optional(number("tokens_per_second", DataType::Float64, "tokens/s", "generated in the last second")),
+    ]
+}
+
+fn faults() -> Vec<Field> {
+    vec![
+        at("when it was noticed"),
+        text("component", "bus, log, dataflow, worker, gateway or queries"),
+        text("kind", "what went wrong, one word"),
+        text("detail", "in words"),
+        number("count", DataType::UInt64, "", "how many the row stands for"),
+    ]
+}
+
+fn described(field: Field, unit: &str, comment: &str) -> Field {
+    let mut metadata = HashMap::from([("comment".to_string(), comment.to_string())]);
+    if !unit.is_empty() {
+        metadata.insert("unit".to_string(), unit.to_string());
+    }
+    field.with_metadata(metadata)
+}
+
+fn stamp(name: &str, comment: &str) -> Field {
+    described(Field::new(name, DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())), false), "", comment)
+}
+
+fn at(comment: &str) -> Field {
+    stamp("at", comment)
+}
+
+fn text(name: &str, comment: &str) -> Field {
+    described(Field::new(name, DataType::Utf8, false), "", comment)
+}
+
+fn number(name: &str, data_type: DataType, unit: &str, comment: &str) -> Field {
+    described(Field::new(name, data_type, false), unit, comment)
+}
+
+fn optional(field: Field) -> Field {
+    field.with_nullable(true)
+}
