@@ -1,1 +1,17 @@
-//! stub
+//! Evenkeel's processes: the only crate that knows tokio, HTTP, gRPC, JSON, the environment and the wall clock.
+//!
+//! Modules in order; each uses only those before it (DESIGN §1, STYLE "Rooms"):
+//! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `simulation` → `app`.
+//! `ids` and `rows` are plain types below all of them.
+
+pub mod config;
+pub mod gateway;
+pub mod ids;
+pub mod policy;
+pub mod rows;
+
+/// Code generated from `proto/worker.proto`.
+pub mod proto {
+    #![allow(missing_docs, clippy::all, unused_results, rust_2018_idioms)]
+    tonic::include_proto!("evenkeel.worker.v1");
+}

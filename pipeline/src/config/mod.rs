@@ -1,0 +1,151 @@
+//! Configuration: one tree, all defaults in `default.toml`. Layers: defaults, then the file given, then the environment
+//! (`EVENKEEL_SERVER__LISTEN`), then the command line. It is parsed, then validated once; after that nothing checks again.
+//!
+//! An unknown key is refused and the nearest known key is named.
+
+mod load;
+mod validate;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+
+pub use load::{ConfigError, Overrides, home_dir, load};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub server: Server,
+    pub model: Model,
+    pub workers: Workers,
+    pub bus: Bus,
+    pub log: Log,
+    pub dataflow: Dataflow,
+    pub policy: Policy,
+    pub sql: Sql,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Server {
+    pub listen: SocketAddr,
+    pub flight_listen: SocketAddr,
+    pub data_dir: PathBuf,
+    pub body_max: ByteSize,
+    #[serde(with = "humantime_serde")]
+    pub header_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Duration,
+    pub connections_max: usize,
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
+    pub allow_origins: Vec<String>,
+    pub keys: Vec<Key>,
+}
+
+/// An API key, the tenant it stands for, and the best tier the tenant may have (SPEC A1).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Key {
+    pub key: String,
+    pub tenant: String,
+    pub class: crate::policy::Tier,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    pub name: String,
+    pub models_dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    On,
+    Off,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workers {
+    pub count: u32,
+    pub threads: usize,
+    pub block_size: usize,
+    pub kv_bytes_max: ByteSize,
+    pub token_budget: usize,
+    pub running_max: usize,
+    pub waiting_max: usize,
+    pub prefix_cache: Mode,
+    #[serde(with = "humantime_serde")]
+    pub start_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub restart_backoff: Duration,
+    #[serde(with = "humantime_serde")]
+    pub restart_backoff_max: Duration,
+    #[serde(with = "humantime_serde")]
+    pub health_interval: Duration,
+    #[serde(with = "humantime_serde")]
+    pub health_timeout: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bus {
+    pub flush_rows: usize,
+    #[serde(with = "humantime_serde")]
+    pub flush_interval: Duration,
+    pub queue_rows: usize,
+    pub subscriber_batches: usize,
+    pub live_rows: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    pub mode: Mode,
+    pub segment_bytes: ByteSize,
+    pub retain_bytes: ByteSize,
+    #[serde(with = "humantime_serde")]
+    pub retain_age: Duration,
+    #[serde(with = "humantime_serde")]
+    pub sync_interval: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dataflow {
+    pub mode: Mode,
+    pub workers: usize,
+    #[serde(with = "humantime_serde")]
+    pub epoch: Duration,
+    #[serde(with = "humantime_serde")]
+    pub publish_interval: Duration,
+    #[serde(with = "humantime_serde")]
+    pub stale_after: Duration,
+    #[serde(with = "humantime_serde")]
+    pub window: Duration,
+    pub open_requests_max: usize,
+    pub cache_entries_max: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    pub tiers: crate::policy::TierConfig,
+    pub throttle: crate::policy::ThrottleConfig,
+    pub queue: crate::policy::QueueConfig,
+    pub route: crate::policy::RouteConfig,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sql {
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    pub memory_max: ByteSize,
+    pub rows_max: usize,
+    pub statement_bytes_max: ByteSize,
+    pub concurrent_max: usize,
+}

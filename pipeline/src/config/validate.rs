@@ -1,0 +1,75 @@
+//! The checks that types cannot make. Each names the key, the value and what would be right.
+
+use super::{Config, ConfigError};
+
+pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
+    let w = &config.workers;
+    require(w.count >= 1 && w.count <= 256, "workers.count", w.count, "1 to 256")?;
+    require(w.threads >= 1 && w.threads <= 1024, "workers.threads", w.threads, "1 to 1024")?;
+    require(
+        (16..=64).contains(&w.block_size) && w.block_size.is_power_of_two(),
+        "workers.block_size",
+        w.block_size,
+        "16, 32 or 64",
+    )?;
+    require(w.token_budget >= w.block_size, "workers.token_budget", w.token_budget, "at least workers.block_size")?;
+    require(w.running_max >= 1, "workers.running_max", w.running_max, "at least 1")?;
+    require(
+        w.running_max <= w.token_budget,
+        "workers.running_max",
+        w.running_max,
+        "at most workers.token_budget, since each running sequence takes a token of it",
+    )?;
+    require(w.waiting_max >= 1, "workers.waiting_max", w.waiting_max, "at least 1")?;
+    require(config.bus.flush_rows >= 1, "bus.flush_rows", config.bus.flush_rows, "at least 1")?;
+    require(
+        config.bus.queue_rows >= config.bus.flush_rows,
+        "bus.queue_rows",
+        config.bus.queue_rows,
+        "at least bus.flush_rows",
+    )?;
+    require(config.bus.subscriber_batches >= 1, "bus.subscriber_batches", config.bus.subscriber_batches, "at least 1")?;
+    let d = &config.dataflow;
+    require((1..=64).contains(&d.workers), "dataflow.workers", d.workers, "1 to 64")?;
+    require(
+        d.epoch.as_millis() >= 1 && d.epoch <= d.stale_after,
+        "dataflow.epoch",
+        format!("{:?}", d.epoch),
+        "at least 1ms and at most dataflow.stale_after",
+    )?;
+    require(
+        d.window >= d.publish_interval,
+        "dataflow.window",
+        format!("{:?}", d.window),
+        "at least dataflow.publish_interval",
+    )?;
+    require(config.sql.concurrent_max >= 1, "sql.concurrent_max", config.sql.concurrent_max, "at least 1")?;
+    require(config.sql.rows_max >= 1, "sql.rows_max", config.sql.rows_max, "at least 1")?;
+    require(
+        config.server.listen.ip().is_loopback() || !config.server.keys.is_empty(),
+        "server.listen",
+        config.server.listen,
+        "a loopback address, or server.keys set: anything but loopback requires keys",
+    )?;
+    require(
+        config.server.flight_listen.ip().is_loopback(),
+        "server.flight_listen",
+        config.server.flight_listen,
+        "a loopback address: workers publish here without a key",
+    )?;
+    crate::policy::validate(&config.policy)
+}
+
+/// One rule: `ok`, or an error that names the key, the value and what would be right.
+pub(crate) fn require(
+    ok: bool,
+    key: &'static str,
+    value: impl ToString,
+    expected: impl Into<String>,
+) -> Result<(), ConfigError> {
+    if ok {
+        Ok(())
+    } else {
+        Err(ConfigError::Invalid { key, value: value.to_string(), expected: format!("expected {}", expected.into()) })
+    }
+}

@@ -1,0 +1,192 @@
+//! Rows of the bus's topics as typed structs. `serde_arrow` turns them into the batches that `queries::schema` declares:
+//! field names and order here are the columns there, and a test holds the two together.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Micros;
+
+/// A row of one topic.
+pub trait Row: Serialize + for<'de> Deserialize<'de> + Send + 'static {
+    const TOPIC: queries::schema::Topic;
+}
+
+macro_rules! row {
+    ($name:ident => $topic:ident) => {
+        impl Row for $name {
+            const TOPIC: queries::schema::Topic = queries::schema::Topic::$topic;
+        }
+    };
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RequestRow {
+    pub at: Micros,
+    pub request_id: String,
+    pub seq: u32,
+    pub event: String,
+    pub model: String,
+    pub tier: String,
+    pub tenant: String,
+    pub instance: Option<u32>,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    pub cached_tokens: Option<u32>,
+    pub gap_us: Option<i64>,
+    pub total_us: Option<i64>,
+    pub finish_reason: Option<String>,
+    pub error: Option<String>,
+}
+row!(RequestRow => Requests);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CandidateRow {
+    pub instance: u32,
+    pub hit_tokens: u32,
+    pub queue_seconds: f64,
+    pub prefill_seconds: f64,
+    pub interference_seconds: f64,
+    pub total_seconds: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DecisionRow {
+    pub at: Micros,
+    pub decision_id: String,
+    pub request_id: String,
+    pub model: String,
+    pub tenant: String,
+    pub tier: String,
+    pub tier_reason: String,
+    pub outcome: String,
+    pub reason: String,
+    pub throttle_step: String,
+    pub route_policy: String,
+    pub instance: Option<u32>,
+    pub prompt_tokens: u32,
+    pub max_tokens: u32,
+    pub predicted_hit_tokens: u32,
+    pub predicted_seconds: Option<f64>,
+    pub turns: u32,
+    pub view_mode: String,
+    pub view_as_of: Option<Micros>,
+    pub saturation: Option<f64>,
+    pub candidates: Vec<CandidateRow>,
+}
+row!(DecisionRow => Decisions);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EngineStepRow {
+    pub at: Micros,
+    pub instance: u32,
+    pub epoch: u64,
+    pub step: u64,
+    pub step_us: i64,
+    pub prefill_tokens: u32,
+    pub decode_tokens: u32,
+    pub running: u32,
+    pub waiting: u32,
+    pub preempted: u32,
+    pub cached_tokens: u32,
+    pub scheduled_prompt_tokens: u32,
+    pub queued_prefill_tokens: u32,
+    pub context_tokens: u32,
+    pub blocks_used: u32,
+    pub blocks_cached: u32,
+    pub blocks_total: u32,
+}
+row!(EngineStepRow => EngineSteps);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KvEventRow {
+    pub at: Micros,
+    pub instance: u32,
+    pub epoch: u64,
+    pub seq: u64,
+    pub event: String,
+    pub block_hash: Option<u64>,
+    pub parent_hash: Option<u64>,
+    pub level: Option<String>,
+    pub tokens: Option<u32>,
+}
+row!(KvEventRow => KvEvents);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstanceRow {
+    pub at: Micros,
+    pub instance: u32,
+    pub name: String,
+    pub epoch: u64,
+    pub state: String,
+    pub model: String,
+    pub address: Option<String>,
+    pub pid: Option<u32>,
+    pub detail: Option<String>,
+    pub phase_us: Option<i64>,
+}
+row!(InstanceRow => Instances);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AtomLoadRow {
+    pub as_of: Micros,
+    pub instance: u32,
+    pub from_tokens: u32,
+    pub to_tokens: u32,
+    pub tokens: i64,
+    pub requests: i64,
+}
+row!(AtomLoadRow => AtomLoad);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RequestDistributionRow {
+    pub as_of: Micros,
+    pub model: String,
+    pub tier: String,
+    pub window_seconds: f64,
+    pub arrived: u64,
+    pub finished: u64,
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub output_tokens: u64,
+    pub prompt_p50: Option<f64>,
+    pub prompt_p95: Option<f64>,
+    pub prompt_p99: Option<f64>,
+    pub output_p50: Option<f64>,
+    pub output_p95: Option<f64>,
+    pub output_p99: Option<f64>,
+    pub ttft_ms_p50: Option<f64>,
+    pub ttft_ms_p95: Option<f64>,
+    pub ttft_ms_p99: Option<f64>,
+    pub itl_ms_p50: Option<f64>,
+    pub itl_ms_p95: Option<f64>,
+    pub itl_ms_p99: Option<f64>,
+}
+row!(RequestDistributionRow => RequestDistribution);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstanceLoadRow {
+    pub as_of: Micros,
+    pub instance: u32,
+    pub epoch: u64,
+    pub running: u32,
+    pub waiting: u32,
+    pub leased_tokens: u64,
+    pub context_tokens: u64,
+    pub queued_prefill_tokens: u64,
+    pub cached_blocks: u64,
+    pub blocks_used: u32,
+    pub blocks_total: u32,
+    pub prefill_tokens_per_second: Option<f64>,
+    pub decode_step_seconds: Option<f64>,
+    pub tokens_per_second: Option<f64>,
+}
+row!(InstanceLoadRow => InstanceLoad);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FaultRow {
+    pub at: Micros,
+    pub component: String,
+    pub kind: String,
+    pub detail: String,
+    pub count: u64,
+}
+row!(FaultRow => Faults);
