@@ -1,0 +1,4 @@
+//! Cross-crate tests, one binary (each further one would link DataFusion again).
+
+mod layering;
+mod tidy;

@@ -1,0 +1,118 @@
+//! House rules that a reader would otherwise have to check (STYLE).
+
+use tests::repository::{root, rust_files};
+
+/// Scenario: every Rust file of ours.
+/// Guarantees: it opens with `//!`, so a stranger knows in a minute what it is for.
+#[test]
+fn every_file_opens_with_its_purpose() {
+    let bare: Vec<String> =
+        rust_files().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| path).collect();
+    assert!(bare.is_empty(), "open these files with `//!` and say what the file is for: {bare:#?}");
+}
+
+/// Scenario: every Rust file of ours.
+/// Guarantees: no file outgrows 600 lines, where it holds more than one idea.
+#[test]
+fn no_file_outgrows_one_idea() {
+    let long: Vec<(String, usize)> =
+        rust_files().into_iter().map(|(path, text)| (path, text.lines().count())).filter(|(_, n)| *n > 600).collect();
+    assert!(long.is_empty(), "split these files by idea (more than 600 lines): {long:#?}");
+}
+
+/// Scenario: source files, tests excepted.
+/// Guarantees: nothing unfinished lands.
+#[test]
+fn nothing_unfinished() {
+    let marks = ["TODO", "FIXME", "todo!(", "unimplemented!("].map(String::from);
+    for (path, text) in rust_files().into_iter().filter(|(path, _)| !path.starts_with("tests/")) {
+        for (number, line) in text.lines().enumerate() {
+            assert!(
+                !marks.iter().any(|mark| line.contains(mark.as_str())),
+                "{path}:{}: finish it, or write down in the closing note what falls short: {line}",
+                number + 1
+            );
+        }
+    }
+}
+
+/// Scenario: `unsafe` in our crates.
+/// Guarantees: it stays in the rooms where hardware or the operating system is spoken to.
+#[test]
+fn unsafe_stays_in_its_rooms() {
+    const ROOMS: [&str; 3] = ["kernels/src/cpu/", "engine/src/model/gguf", "tests/"];
+    for (path, text) in rust_files() {
+        let uses = text.lines().any(|line| {
+            let code = line.split("//").next().unwrap_or_default();
+            code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl")
+        });
+        assert!(
+            !uses || ROOMS.iter().any(|room| path.starts_with(room)),
+            "{path}: `unsafe` belongs into one of {ROOMS:?}; offer a safe function there"
+        );
+    }
+}
+
+/// Scenario: the lower crates' sources.
+/// Guarantees: no wall clock, environment or randomness below `pipeline`, so that replay and simulation are exact.
+#[test]
+fn no_clock_environment_or_randomness_below_pipeline() {
+    const IMPURE: [&str; 6] = ["SystemTime", "Instant::now", "std::env", "env::var", "thread_rng", "rand::rng()"];
+    let lower = rust_files().into_iter().filter(|(path, _)| {
+        ["kernels/src", "engine/src", "operators/src", "queries/src"].iter().any(|folder| path.starts_with(folder))
+    });
+    for (path, text) in lower {
+        let tests_start = text.find("#[cfg(test)]").unwrap_or(text.len());
+        for word in IMPURE {
+            assert!(
+                !text[..tests_start].contains(word),
+                "{path} uses {word}: take it as an argument from `pipeline` (DESIGN §1)"
+            );
+        }
+    }
+}
+
+/// Scenario: the top level of the checkout.
+/// Guarantees: it stays the one DESIGN fixes, plus what a repository needs.
+#[test]
+fn the_top_level_is_fixed() {
+    const KNOWN: [&str; 22] = [
+        ".cargo",
+        ".ci",
+        ".git",
+        ".gitignore",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "Cargo.lock",
+        "Cargo.toml",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "clippy.toml",
+        "dashboards",
+        "docs",
+        "engine",
+        "kernels",
+        "operators",
+        "pipeline",
+        "queries",
+        "rustfmt.toml",
+        "target",
+        "tests",
+    ];
+    for entry in std::fs::read_dir(root()).expect("the checkout") {
+        let name = entry.expect("an entry").file_name().to_string_lossy().into_owned();
+        assert!(
+            KNOWN.contains(&name.as_str()),
+            "`{name}` is new at the top level; put it below one of the crates or docs/"
+        );
+    }
+}
+
+/// Scenario: pipeline's main.
+/// Guarantees: the binary's entry stays a thin door to the library.
+#[test]
+fn main_is_thin() {
+    let main = std::fs::read_to_string(root().join("pipeline/src/main.rs")).expect("pipeline/src/main.rs");
+    assert!(main.lines().count() < 60, "move code from main.rs into pipeline/src/app");
+}
