@@ -22,6 +22,7 @@
 //! | `model/` | GGUF, weights, one file a model family |
 
 pub mod events;
+pub mod model;
 pub mod request;
 pub mod runner;
 pub mod step;

@@ -8,6 +8,7 @@ pub(crate) mod attention;
 pub(crate) mod decode;
 pub(crate) mod dot;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod matmul;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

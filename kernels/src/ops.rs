@@ -4,6 +4,7 @@
 
 pub mod attention;
 pub mod elementwise;
+pub mod embedding;
 pub mod logits;
 pub mod matmul;
 pub mod rms_norm;

@@ -1,0 +1,4 @@
+//! Integration tests of the engine crate.
+
+mod data;
+mod golden;
