@@ -8,7 +8,14 @@
 
 use std::cell::RefCell;
 
-use super::{decode::F32, dot::dot4, elementwise::exp_and_sum, shared_out::SharedOut, simd::Simd};
+use super::{
+    decode::F32,
+    dot::{Reach, dot4},
+    elementwise::exp_and_sum,
+    matmul::four_rows,
+    shared_out::SharedOut,
+    simd::Simd,
+};
 use crate::ops::attention::{AttentionShape, AttentionSlot};
 
 thread_local! {
@@ -104,54 +111,58 @@ unsafe fn score_block<S: Simd>(task: &HeadTask<'_>, block: usize, scores: &mut [
     let keys = &task.keys[base..base + cache.block_size * cache.head_dim];
     for token in 0..task.tokens {
         let visible = task.visible(task.from + token, block);
-        for key in (0..visible).step_by(4) {
-            let count = (visible - key).min(4);
-            let mut rows = [keys.as_ptr().cast::<u8>(); 4];
-            for (index, row) in rows.iter_mut().enumerate() {
-                *row = keys[(key + index.min(count - 1)) * cache.head_dim..].as_ptr().cast();
-            }
-            let to = block * cache.block_size + key;
-            let mut head = 0;
-            while head < group {
-                let first = (token * group + head) * stride + to;
-                // SAFETY: the caller's promise; heads `head..head + T` are in the group.
-                unsafe {
-                    head += match (group - head, S::TOKENS) {
-                        (1, _) => score_heads::<S, 1>(task, rows, [token, head], (&mut scores[first..], stride, count)),
-                        (2, _) | (_, 2) => {
-                            score_heads::<S, 2>(task, rows, [token, head], (&mut scores[first..], stride, count))
-                        }
-                        _ => score_heads::<S, 3>(task, rows, [token, head], (&mut scores[first..], stride, count)),
-                    };
-                }
+        if visible == 0 {
+            continue;
+        }
+        let keys = &keys[..visible * cache.head_dim];
+        let mut head = 0;
+        while head < group {
+            let first = (token * group + head) * stride + block * cache.block_size;
+            let from = task.at(task.from + token, head);
+            let place = (&task.queries[from..], &mut scores[first..], stride);
+            // SAFETY: the caller's promise; heads `head..head + T` are in the group.
+            unsafe {
+                head += match (group - head, S::TOKENS) {
+                    (1, _) => score_heads::<S, 1>(task, keys, place),
+                    (2, _) | (_, 2) => score_heads::<S, 2>(task, keys, place),
+                    _ => score_heads::<S, 3>(task, keys, place),
+                };
             }
         }
     }
 }
 
-/// Four keys against `T` heads from `at = [token, head]`; `to` is `(scores, stride between heads, keys that count)`.
+/// Some keys against `T` neighbouring heads; `place` is `(queries, scores, stride between the heads' scores)`. Gives `T`.
 ///
 /// # Safety
-/// As for [`run`]; `rows` are good for `head_dim` f32 each.
+/// As for [`run`]; `keys` is a whole number of keys, queries hold `T` heads.
 #[inline(always)]
 unsafe fn score_heads<S: Simd, const T: usize>(
     task: &HeadTask<'_>,
-    rows: [*const u8; 4],
-    at: [usize; 2],
-    to: (&mut [f32], usize, usize),
+    keys: &[f32],
+    place: (&[f32], &mut [f32], usize),
 ) -> usize {
-    let head_dim = task.shape.cache.head_dim;
-    let mut queries = [task.queries.as_ptr(); T];
-    for (t, query) in queries.iter_mut().enumerate() {
-        let from = task.at(task.from + at[0], at[1] + t);
-        *query = task.queries[from..from + head_dim].as_ptr();
+    let (head_dim, scale) = (task.shape.cache.head_dim, task.shape.scale);
+    let (queries, scores, stride) = place;
+    let queries = &queries[..T * head_dim];
+    let mut heads = [queries.as_ptr(); T];
+    for (t, head) in heads.iter_mut().enumerate() {
+        *head = queries[t * head_dim..].as_ptr();
     }
-    // SAFETY: the caller's promise; queries were sliced to `head_dim`.
-    let sums = unsafe { dot4::<S, F32, T>(rows, queries, head_dim / 16) };
-    let (scores, stride, count) = to;
-    for (t, sum) in sums.iter().enumerate() {
-        for (score, value) in scores[t * stride..t * stride + count].iter_mut().zip(sum) {
-            *score = value * task.shape.scale;
+    let (count, reach) = (keys.len() / head_dim, Reach { blocks: head_dim / 16, ahead: 0 });
+    for key in (0..count).step_by(4) {
+        let rows = four_rows(keys.as_ptr().cast(), 4 * head_dim, key, count);
+        // SAFETY: the caller's promise; rows and heads hold `head_dim` f32 each.
+        let sums = unsafe { dot4::<S, F32, T>(rows, heads, reach) };
+        for (t, sum) in sums.iter().enumerate() {
+            let scores = &mut scores[t * stride + key..];
+            if key + 4 <= count {
+                scores[..4].copy_from_slice(&[sum[0] * scale, sum[1] * scale, sum[2] * scale, sum[3] * scale]);
+            } else {
+                for (score, value) in scores[..count - key].iter_mut().zip(sum) {
+                    *score = value * scale;
+                }
+            }
         }
     }
     T

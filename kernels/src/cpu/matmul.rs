@@ -5,13 +5,13 @@
 //!   all tokens, in chunks that fit it too.
 //!
 //! Invariant: both give the same bits. Cost: `rows * cols * tokens` multiply-adds; scratch of [`TILE_FLOATS`] f32 (or
-//! four rows, if they are longer) a thread, kept between calls.
+//! four rows, if they are longer, and a little padding) a thread, kept between calls.
 
 use std::cell::RefCell;
 
 use super::{
     decode::{self, Decode},
-    dot::dot4,
+    dot::{Reach, dot4},
     shared_out::SharedOut,
     simd::Simd,
 };
@@ -19,8 +19,12 @@ use crate::{dtype::Dtype, tensor::WeightMatrix};
 
 /// Most tokens for which decoding in registers pays.
 pub(crate) const FUSED_TOKENS: usize = 3;
-/// Decoded weights that one thread holds (128 KiB), and activations that it goes through at a time.
-pub(crate) const TILE_FLOATS: usize = 32 * 1024;
+/// Decoded weights that one thread holds: 192 KiB, with [`TOKEN_FLOATS`] inside half a megabyte of second-level cache.
+pub(crate) const TILE_FLOATS: usize = 48 * 1024;
+/// Activations that a thread goes through at a time: 96 KiB.
+const TOKEN_FLOATS: usize = 24 * 1024;
+/// Added to the length of a decoded row, lest rows of a power of two compete for the same places in the caches.
+const PAD: usize = 16;
 
 thread_local! {
     static TILE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -98,7 +102,7 @@ pub(crate) unsafe fn run<S: Simd>(_: S, task: &RowTask<'_>) {
 
 /// Four neighbouring rows from `row`; the last one stands in for those past `end`.
 #[inline(always)]
-fn four_rows(start: *const u8, row_bytes: usize, row: usize, end: usize) -> [*const u8; 4] {
+pub(crate) fn four_rows(start: *const u8, row_bytes: usize, row: usize, end: usize) -> [*const u8; 4] {
     let mut rows = [start; 4];
     for (index, pointer) in rows.iter_mut().enumerate() {
         *pointer = start.wrapping_add((row + index).min(end - 1) * row_bytes);
@@ -111,29 +115,36 @@ fn four_rows(start: *const u8, row_bytes: usize, row: usize, end: usize) -> [*co
 #[inline(always)]
 unsafe fn fused<S: Simd, D: Decode>(task: &RowTask<'_>) {
     let weight = &task.weight;
-    let (blocks, row_bytes, end) = (weight.cols / D::LEN, weight.row_bytes(), task.from + task.rows);
+    let (row_bytes, end) = (weight.row_bytes(), task.from + task.rows);
+    // Two register tiles ahead.
+    let reach = Reach { blocks: weight.cols / D::LEN, ahead: 8 * row_bytes };
     for row in (task.from..end).step_by(4) {
         let weights = four_rows(weight.bytes.as_ptr(), row_bytes, row, end);
         // SAFETY: rows `..end` exist and are `blocks` blocks long, as are the activation rows.
         unsafe {
             match task.tokens() {
-                1 => product::<S, D, 1>(task, weights, [0, row, blocks]),
-                2 => product::<S, D, 2>(task, weights, [0, row, blocks]),
-                _ => product::<S, D, 3>(task, weights, [0, row, blocks]),
+                1 => product::<S, D, 1>(task, weights, [0, row], reach),
+                2 => product::<S, D, 2>(task, weights, [0, row], reach),
+                _ => product::<S, D, 3>(task, weights, [0, row], reach),
             }
         }
     }
 }
 
-/// One register tile: `at` is `[first token, first row, blocks]`.
+/// One register tile: `at` is `[first token, first row]`.
 ///
 /// # Safety
 /// As for [`dot4`]; tokens `at[0]..at[0] + T` exist.
 #[inline(always)]
-unsafe fn product<S: Simd, D: Decode, const T: usize>(task: &RowTask<'_>, weights: [*const u8; 4], at: [usize; 3]) {
-    let [token, row, blocks] = at;
+unsafe fn product<S: Simd, D: Decode, const T: usize>(
+    task: &RowTask<'_>,
+    weights: [*const u8; 4],
+    at: [usize; 2],
+    reach: Reach,
+) {
+    let [token, row] = at;
     // SAFETY: the caller's promise.
-    let sums = unsafe { dot4::<S, D, T>(weights, task.token_rows::<T>(token), blocks) };
+    let sums = unsafe { dot4::<S, D, T>(weights, task.token_rows::<T>(token), reach) };
     for (t, sum) in sums.into_iter().enumerate() {
         task.store(token + t, row, sum);
     }
@@ -147,19 +158,20 @@ unsafe fn tiled<S: Simd>(task: &RowTask<'_>) {
     let cols = weight.cols;
     // Taken out and put back rather than borrowed in a closure: a closure would not have the instruction set.
     let mut tile = TILE.take();
-    if tile.len() < task.rows * cols {
-        tile.resize(task.rows * cols, 0.0);
+    let stride = cols + PAD;
+    if tile.len() < task.rows * stride {
+        tile.resize(task.rows * stride, 0.0);
     }
     for row in 0..task.rows {
-        let out = &mut tile[row * cols..(row + 1) * cols];
+        let out = &mut tile[row * stride..row * stride + cols];
         // SAFETY: one row of the matrix and room for its weights.
         unsafe { decode::decode_row::<S>(weight.dtype, weight.row(task.from + row), out) };
     }
-    let chunk = (TILE_FLOATS / cols).max(1).next_multiple_of(S::TOKENS);
+    let chunk = (TOKEN_FLOATS / cols).max(1).next_multiple_of(S::TOKENS);
     for token in (0..task.tokens()).step_by(chunk) {
         let end = (token + chunk).min(task.tokens());
         for row in (0..task.rows).step_by(4) {
-            let weights = four_rows(tile.as_ptr().cast(), 4 * cols, row, task.rows);
+            let weights = four_rows(tile.as_ptr().cast(), 4 * stride, row, task.rows);
             // SAFETY: the tile holds `task.rows` rows of `cols` f32, and tokens `token..end` exist.
             unsafe { strip::<S>(task, weights, [token, end, task.from + row]) };
         }
@@ -174,23 +186,23 @@ unsafe fn tiled<S: Simd>(task: &RowTask<'_>) {
 #[inline(always)]
 unsafe fn strip<S: Simd>(task: &RowTask<'_>, weights: [*const u8; 4], at: [usize; 3]) {
     let [mut token, end, row] = at;
-    let blocks = task.weight.cols / decode::F32::LEN;
+    let reach = Reach { blocks: task.weight.cols / decode::F32::LEN, ahead: 0 };
     // SAFETY: the caller's promise; each call takes tokens below `end`.
     unsafe {
         while S::TOKENS == 6 && token + 6 <= end {
-            product::<S, decode::F32, 6>(task, weights, [token, row, blocks]);
+            product::<S, decode::F32, 6>(task, weights, [token, row], reach);
             token += 6;
         }
         while S::TOKENS >= 3 && token + 3 <= end {
-            product::<S, decode::F32, 3>(task, weights, [token, row, blocks]);
+            product::<S, decode::F32, 3>(task, weights, [token, row], reach);
             token += 3;
         }
         while token + 2 <= end {
-            product::<S, decode::F32, 2>(task, weights, [token, row, blocks]);
+            product::<S, decode::F32, 2>(task, weights, [token, row], reach);
             token += 2;
         }
         if token < end {
-            product::<S, decode::F32, 1>(task, weights, [token, row, blocks]);
+            product::<S, decode::F32, 1>(task, weights, [token, row], reach);
         }
     }
 }

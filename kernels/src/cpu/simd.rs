@@ -40,6 +40,8 @@ pub(crate) trait Simd: Copy {
     /// The sums of the lanes of four vectors.
     unsafe fn sum4(vectors: [Self::V; 4]) -> [f32; 4];
 
+    /// Starts to fetch a cache line that will be read soon; any address is allowed.
+    unsafe fn prefetch(from: *const u8);
     /// One little-endian f16, in all lanes.
     unsafe fn splat_f16(from: *const u8) -> Self::V;
     /// `LANES` little-endian f16.

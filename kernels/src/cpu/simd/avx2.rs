@@ -110,6 +110,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: a prefetch faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat_f16(from: *const u8) -> Self::V {
         // SAFETY: the caller's promise (two bytes).
         unsafe {

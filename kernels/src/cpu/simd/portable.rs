@@ -81,6 +81,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(_from: *const u8) {}
+    #[inline(always)]
     unsafe fn splat_f16(from: *const u8) -> Self::V {
         // SAFETY: the caller's promise (two bytes).
         let bytes = unsafe { from.cast::<[u8; 2]>().read_unaligned() };
