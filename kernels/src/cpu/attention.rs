@@ -228,17 +228,17 @@ unsafe fn mix_columns<S: Simd, const N: usize>(weights: &[f32], values: &[f32], 
     unsafe {
         let to = out.as_mut_ptr().add(at);
         let mut sums = [S::zero(); N];
-        for n in 0..N {
-            sums[n] = S::load(to.add(n * S::LANES));
+        for (n, sum) in sums.iter_mut().enumerate() {
+            *sum = S::load(to.add(n * S::LANES));
         }
         for (row, weight) in weights.iter().enumerate() {
             let (from, weight) = (values.as_ptr().add(row * len + at), S::splat(*weight));
-            for n in 0..N {
-                sums[n] = S::fma(weight, S::load(from.add(n * S::LANES)), sums[n]);
+            for (n, sum) in sums.iter_mut().enumerate() {
+                *sum = S::fma(weight, S::load(from.add(n * S::LANES)), *sum);
             }
         }
-        for n in 0..N {
-            S::store(to.add(n * S::LANES), sums[n]);
+        for (n, sum) in sums.into_iter().enumerate() {
+            S::store(to.add(n * S::LANES), sum);
         }
     }
 }

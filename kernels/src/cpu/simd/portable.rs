@@ -8,8 +8,8 @@ pub(crate) struct Portable;
 const LANES: usize = 8;
 
 #[inline(always)]
-fn each(mut f: impl FnMut(usize) -> f32) -> [f32; LANES] {
-    std::array::from_fn(|lane| f(lane))
+fn each(f: impl FnMut(usize) -> f32) -> [f32; LANES] {
+    std::array::from_fn(f)
 }
 
 #[inline(always)]
