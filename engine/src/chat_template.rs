@@ -1,7 +1,7 @@
 //! Chat templates: the Jinja source of a model file, compiled once, rendered as `transformers` would.
 //!
-//! Invariant: a template runs at most [`FUEL`] instructions and gives at most [`OUTPUT_MAX`] bytes, whatever its source;
-//! it reaches no file, no clock and no environment. Cost: some µs a message. Thread-safe: share it in an `Arc`.
+//! Invariant: a template runs at most [`FUEL`] instructions and gives at most [`OUTPUT_MAX`] bytes, whatever its
+//! source; it reaches no file, no clock and no environment. Cost: some µs a message. Thread-safe: share it in an `Arc`.
 //!
 //! As in `transformers`: blocks trim the newline after them and the blanks before, undefined values print as nothing,
 //! Python's string, list and dict methods exist, `raise_exception` refuses a conversation. Unlike it: `strftime_now` is
@@ -221,12 +221,14 @@ mod tests {
             ("{{ bos_token }}{{ nothing }}{{ eos_token }}", "<s></s>"),
             ("{% if tools is not none and tools %}T{% endif %}x", "x"),
             (
-                "{% set ns = namespace(n=0) %}\n  {% for m in messages %}\n{% set ns.n = ns.n + 1 %}\n{% endfor %}\n{{ ns.n }}",
+                "{% set ns = namespace(n=0) %}\n  {% for m in messages %}\n{% set ns.n = ns.n + 1 %}\n{% endfor %}\n\
+                 {{ ns.n }}",
                 "1",
             ),
             ("{{ messages[0].tool_calls is defined }}", "False"),
             (
-                "{% for m in messages %}{{ loop.index0 }}{% if loop.last and add_generation_prompt %}!{% endif %}{% endfor %}",
+                "{% for m in messages %}{{ loop.index0 }}{% if loop.last and add_generation_prompt %}!{% endif %}\
+                 {% endfor %}",
                 "0!",
             ),
             ("{{ {'a': [1, 'é<'], 'b': none} | tojson }}", r#"{"a": [1, "é<"], "b": null}"#),

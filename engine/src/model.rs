@@ -1,8 +1,8 @@
 //! A model file in memory: its shape, its weights, and what text handling needs.
 //!
-//! Invariant: a [`Model`] that exists is complete: every tensor its family needs is there with the right sizes, and there
-//! is none that the family does not know. It never changes, so workers share it through an `Arc`. Cost: weights stay in
-//! the mapped file, quantised; norms and biases are copied as f32.
+//! Invariant: a [`Model`] that exists is complete: every tensor its family needs is there with the right sizes, and
+//! there is none that the family does not know. It never changes, so workers share it through an `Arc`. Cost: weights
+//! stay in the mapped file, quantised; norms and biases are copied as f32.
 
 pub mod config;
 pub mod gguf;

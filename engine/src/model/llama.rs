@@ -1,8 +1,8 @@
 //! The Llama family's forward pass over a paged KV cache: norm → attention → norm → SwiGLU, per layer, with residuals.
 //!
 //! One pass takes the new tokens of any number of sequences as one activation matrix: one launch a weight, whatever the
-//! mix of prefill and decode. Invariant: a sequence's logits do not depend on what else is in the pass (kernels sum each
-//! row in a fixed order). Cost: `2 * parameters` operations a token plus attention; memory: a [`Workspace`] of
+//! mix of prefill and decode. Invariant: a sequence's logits do not depend on what else is in the pass (kernels sum
+//! each row in a fixed order). Cost: `2 * parameters` operations a token plus attention; memory: a [`Workspace`] of
 //! about `4 * (3 * hidden + 2 * feed_forward + ...)` bytes a token, for at most [`PASS_TOKENS`] tokens.
 
 use kernels::{

@@ -40,8 +40,8 @@ fn alone(text: &[u32], last: usize) -> Vec<Vec<f32>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Scenario: one to five sequences prefilled in chunks of any size side by side, then decoded side by side, in pages
-    /// of another size, scattered, on one to three threads.
+    /// Scenario: one to five sequences prefilled in chunks of any size side by side, then decoded side by side, in
+    /// pages of another size, scattered, on one to three threads.
     /// Guarantees: every sequence's logits are bit-equal to those it gets alone.
     #[test]
     fn company_changes_nothing(

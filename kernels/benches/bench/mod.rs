@@ -1,5 +1,6 @@
-//! The measuring part of the benches: best of several rounds, and two peaks of this machine from the same run: multiply-
-//! adds that stay in registers, and a read of memory past the caches. The last line printed is one JSON object.
+//! The measuring part of the benches: best of several rounds, and two peaks of this machine from the same run:
+//! multiply- adds that stay in registers, and a read of memory past the caches. The last line printed is one JSON
+//! object.
 //!
 //! `--quick`: one short round a measurement. Other arguments are ignored (`cargo bench` passes some).
 

@@ -1,9 +1,9 @@
 //! Causal attention of a few query tokens over one KV head's pages.
 //!
 //! Three passes over the context: scores (the register tile of [`super::dot`], a block of keys against all query tokens
-//! of the task, so that keys are read from memory once a task), softmax a row, weighted sum of values (a block of values
-//! against all query tokens). Invariant: a query token's result uses the positions up to its own and no other, in
-//! position order, whatever other tokens are in the task. Cost: `4 * heads * head_dim * context` operations a token;
+//! of the task, so that keys are read from memory once a task), softmax a row, weighted sum of values (a block of
+//! values against all query tokens). Invariant: a query token's result uses the positions up to its own and no other,
+//! in position order, whatever other tokens are in the task. Cost: `4 * heads * head_dim * context` operations a token;
 //! scratch: `tokens * heads * context` f32 a thread, kept between calls.
 
 use std::cell::RefCell;
@@ -58,6 +58,24 @@ impl HeadTask<'_> {
         self.context(token).saturating_sub(block * block_size).min(block_size)
     }
 
+    /// Asks for the page after `block` while `block` is worked on: pages are scattered, so the hardware cannot guess
+    /// it.
+    ///
+    /// # Safety
+    /// As for [`Simd`].
+    #[inline(always)]
+    unsafe fn prefetch<S: Simd>(&self, cache: &[f32], block: usize) {
+        const LINE_FLOATS: usize = 16;
+        let layout = &self.shape.cache;
+        if block + 1 < self.block_count() {
+            let base = layout.offset(self.slot.blocks[block + 1], self.kv_head);
+            for line in cache[base..base + layout.block_size * layout.head_dim].chunks(LINE_FLOATS) {
+                // SAFETY: the caller's promise.
+                unsafe { S::prefetch(line.as_ptr().cast()) };
+            }
+        }
+    }
+
     fn block_count(&self) -> usize {
         self.context(self.from + self.tokens - 1).div_ceil(self.shape.cache.block_size)
     }
@@ -76,6 +94,7 @@ pub(crate) unsafe fn run<S: Simd>(_: S, task: &HeadTask<'_>) {
     // SAFETY: the caller's promise, for every call below.
     unsafe {
         for block in 0..task.block_count() {
+            task.prefetch::<S>(task.keys, block);
             score_block::<S>(task, block, &mut scores, stride);
         }
         for token in 0..task.tokens {
@@ -85,7 +104,8 @@ pub(crate) unsafe fn run<S: Simd>(_: S, task: &HeadTask<'_>) {
                 let sum = exp_and_sum::<S>(&mut scores[row..row + context]);
                 let at = task.at(task.from + token, head);
                 task.out.part(at, task.shape.cache.head_dim).fill(0.0);
-                // The weights are scaled here, once a position, instead of the sum at the end: one pass less over `out`.
+                // The weights are scaled here, once a position, instead of the sum at the end: one pass less over
+                // `out`.
                 let scale = 1.0 / sum;
                 for weight in &mut scores[row..row + context] {
                     *weight *= scale;
@@ -93,6 +113,7 @@ pub(crate) unsafe fn run<S: Simd>(_: S, task: &HeadTask<'_>) {
             }
         }
         for block in 0..task.block_count() {
+            task.prefetch::<S>(task.values, block);
             mix_block::<S>(task, block, &scores, stride);
         }
     }
@@ -132,7 +153,8 @@ unsafe fn score_block<S: Simd>(task: &HeadTask<'_>, block: usize, scores: &mut [
     }
 }
 
-/// Some keys against `T` neighbouring heads; `place` is `(queries, scores, stride between the heads' scores)`. Gives `T`.
+/// Some keys against `T` neighbouring heads; `place` is `(queries, scores, stride between the heads' scores)`. Gives
+/// `T`.
 ///
 /// # Safety
 /// As for [`run`]; `keys` is a whole number of keys, queries hold `T` heads.

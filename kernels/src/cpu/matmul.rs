@@ -37,6 +37,8 @@ pub(crate) struct RowTask<'a> {
     pub(crate) from: usize,
     /// Rows; at least 1.
     pub(crate) rows: usize,
+    /// Where the task that this thread probably gets next starts, counted in rows from `from`.
+    pub(crate) stride: usize,
     /// `tokens × weight.cols`, row-major.
     pub(crate) x: &'a [f32],
     /// `tokens × weight.rows`, row-major.
@@ -171,12 +173,31 @@ unsafe fn tiled<S: Simd>(task: &RowTask<'_>) {
     for token in (0..task.tokens()).step_by(chunk) {
         let end = (token + chunk).min(task.tokens());
         for row in (0..task.rows).step_by(4) {
+            if token == 0 {
+                // SAFETY: the caller's promise.
+                unsafe { prefetch_rows::<S>(weight, task.from + task.stride + row) };
+            }
             let weights = four_rows(tile.as_ptr().cast(), 4 * stride, row, task.rows);
             // SAFETY: the tile holds `task.rows` rows of `cols` f32, and tokens `token..end` exist.
             unsafe { strip::<S>(task, weights, [token, end, task.from + row]) };
         }
     }
     TILE.set(tile);
+}
+
+/// Asks for four stored rows from `row`, as far as they exist, while others are multiplied: memory need not idle then.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn prefetch_rows<S: Simd>(weight: &WeightMatrix<'_>, row: usize) {
+    const LINE: usize = 64;
+    let row_bytes = weight.row_bytes();
+    let (from, to) = (row * row_bytes, (row + 4) * row_bytes);
+    for line in weight.bytes.get(from..to.min(weight.bytes.len())).unwrap_or(&[]).chunks(LINE) {
+        // SAFETY: the caller's promise.
+        unsafe { S::prefetch(line.as_ptr()) };
+    }
 }
 
 /// Four decoded rows against tokens `at[0]..at[1]`; `at[2]` is the first row's index in the matrix.

@@ -1,7 +1,7 @@
 //! Vectors of f32 lanes: the few operations that the fast bodies are written in.
 //!
-//! Invariant: for one implementation every operation rounds in one fixed way, and [`Simd::sum4`] adds lanes in one fixed
-//! order, so a body's result does not depend on how its work was cut.
+//! Invariant: for one implementation every operation rounds in one fixed way, and [`Simd::sum4`] adds lanes in one
+//! fixed order, so a body's result does not depend on how its work was cut.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;

@@ -82,8 +82,8 @@ pub struct AttentionInput<'a> {
     pub slots: &'a [AttentionSlot<'a>],
 }
 
-/// Computes the slots' rows of `out` (`tokens × (heads * head_dim)`). Keys and values of the new tokens are in the pages
-/// already. Rows that no slot names are left alone; no two slots may name the same row.
+/// Computes the slots' rows of `out` (`tokens × (heads * head_dim)`). Keys and values of the new tokens are in the
+/// pages already. Rows that no slot names are left alone; no two slots may name the same row.
 pub fn attention(
     device: &Device,
     shape: &AttentionShape,

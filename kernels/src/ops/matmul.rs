@@ -39,6 +39,7 @@ pub fn matmul(device: &Device, x: Rows<'_>, products: &mut [Product<'_>]) -> Res
         return Ok(());
     }
     let total: usize = products.iter().map(|product| product.weight.rows).sum();
+    let threads = device.threads();
     let per_task = rows_per_task(device, x, total);
     let outs: Vec<(WeightMatrix<'_>, Option<&[f32]>, SharedOut<'_>)> =
         products.iter_mut().map(|product| (product.weight, product.bias, SharedOut::new(&mut *product.out))).collect();
@@ -49,6 +50,7 @@ pub fn matmul(device: &Device, x: Rows<'_>, products: &mut [Product<'_>]) -> Res
                 weight: *weight,
                 from,
                 rows: per_task.min(weight.rows - from),
+                stride: per_task * threads,
                 x: x.values,
                 out,
                 bias: *bias,

@@ -5,5 +5,6 @@
 
 mod attention;
 mod data;
+mod layouts;
 mod matmul;
 mod rows;

@@ -14,11 +14,12 @@ fn product(device: &Device, x: Rows<'_>, weight: WeightMatrix<'_>, bias: Option<
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Scenario: random weights of every data type, 1 to 40 tokens, every instruction set of the machine, 1 to 3 threads.
-    /// Guarantees: each value within 1e-5 of the sum of absolute terms of its dot product.
+    /// Scenario: random weights of every data type, 1 to 40 tokens, every instruction set of the machine, 1 to 3
+    /// threads. Guarantees: each value within 1e-5 of the sum of absolute terms of its dot product.
     #[test]
     fn matmul_is_the_reference(
-        seed: u64, dtype in 0..10usize, rows in 1..70usize, blocks in 1..4usize, tokens in 1..40usize, threads in 1..4usize,
+        seed: u64, dtype in 0..10usize, rows in 1..70usize, blocks in 1..4usize, tokens in 1..40usize,
+        threads in 1..4usize,
     ) {
         let dtype = Dtype::ALL[dtype];
         let cols = blocks * dtype.block_len().max(16);

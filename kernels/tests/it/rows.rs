@@ -30,7 +30,8 @@ proptest! {
     /// Guarantees: within abs 1e-6, eps 1e-5 of the reference.
     #[test]
     fn rope_is_the_reference(
-        seed: u64, rows in 1..30usize, heads in 1..5usize, pairs in 1..33usize, spare in 0..9usize, first in 0..100_000usize,
+        seed: u64, rows in 1..30usize, heads in 1..5usize, pairs in 1..33usize, spare in 0..9usize,
+        first in 0..100_000usize,
     ) {
         let mut source = Source::new(seed);
         for style in [RopeStyle::Interleaved, RopeStyle::Halves] {
