@@ -21,10 +21,13 @@
 //! | `tokenizer`, `chat_template` | text to tokens and back, from the model file |
 //! | `model/` | GGUF, weights, one file a model family |
 
+pub mod chat_template;
 pub mod events;
+pub mod model;
 pub mod request;
 pub mod runner;
 pub mod step;
+pub mod tokenizer;
 
 /// Microseconds since the Unix epoch (or since zero on a virtual clock). The engine only compares and subtracts it.
 pub type Micros = i64;
