@@ -26,6 +26,7 @@
 pub mod block_hash;
 pub mod block_pool;
 pub mod block_table;
+pub mod chat_template;
 pub mod config;
 pub mod detokenizer;
 pub mod engine;
@@ -33,6 +34,7 @@ pub mod events;
 mod finish;
 mod lanes;
 mod lru;
+pub mod model;
 mod preemption;
 pub mod prefix_cache;
 pub mod request;
@@ -45,6 +47,7 @@ pub mod step;
 pub mod stop;
 pub mod token_budget;
 pub mod token_history;
+pub mod tokenizer;
 mod validate;
 
 /// Microseconds since the Unix epoch (or since zero on a virtual clock). The engine only compares and subtracts it.

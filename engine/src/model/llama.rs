@@ -1,0 +1,227 @@
+//! The Llama family's forward pass over a paged KV cache: norm → attention → norm → SwiGLU, per layer, with residuals.
+//!
+//! One pass takes the new tokens of any number of sequences as one activation matrix: one launch a weight, whatever the
+//! mix of prefill and decode. Invariant: a sequence's logits do not depend on what else is in the pass (kernels sum
+//! each row in a fixed order). Cost: `2 * parameters` operations a token plus attention; memory: a [`Workspace`] of
+//! about `4 * (3 * hidden + 2 * feed_forward + ...)` bytes a token, for at most [`PASS_TOKENS`] tokens.
+
+use kernels::{
+    Device, KernelError, Rows,
+    ops::{
+        attention::{AttentionInput, AttentionShape, AttentionSlot, KvLayout, attention, store_kv},
+        elementwise::{add, swiglu},
+        embedding::gather,
+        matmul::{Product, matmul},
+        rms_norm::{RmsNorm, rms_norm},
+        rope::{RopeAngles, RopeLayout, rope},
+    },
+};
+
+use super::{
+    Model,
+    weights::{Layer, Linear},
+};
+
+/// Most tokens in one pass; a larger batch is computed in several, with the same result.
+pub const PASS_TOKENS: usize = 512;
+
+/// Keys and values of all layers, f32, in pages.
+#[derive(Debug)]
+pub struct KvCache {
+    pub layout: KvLayout,
+    layers: Vec<LayerCache>,
+}
+
+#[derive(Debug)]
+struct LayerCache {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl KvCache {
+    /// `None` if the memory cannot be had. Pages are zeroed by the operating system on first touch.
+    pub fn new(layers: usize, layout: KvLayout) -> Option<Self> {
+        let layers = (0..layers).map(|_| {
+            let half = || {
+                let len = layout.blocks.checked_mul(layout.block_values())?;
+                // A first try finds out whether the size is possible at all; `vec!` then gets untouched zero pages.
+                Vec::<f32>::new().try_reserve_exact(len).ok()?;
+                Some(vec![0.0; len])
+            };
+            Some(LayerCache { keys: half()?, values: half()? })
+        });
+        Some(Self { layout, layers: layers.collect::<Option<_>>()? })
+    }
+
+    /// Bytes of keys and values in one block, over all layers.
+    pub fn block_bytes(&self) -> usize {
+        2 * self.layers.len() * self.layout.block_values() * size_of::<f32>()
+    }
+
+    /// Copies block `from` to block `to` in every layer; both exist.
+    pub fn copy_block(&mut self, from: u32, to: u32) {
+        let len = self.layout.block_values();
+        let from = self.layout.offset(from, 0);
+        let to = self.layout.offset(to, 0);
+        for layer in &mut self.layers {
+            layer.keys.copy_within(from..from + len, to);
+            layer.values.copy_within(from..from + len, to);
+        }
+    }
+}
+
+/// New tokens of one pass, and which of their logits are wanted.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    /// All slots' new tokens, in slot order.
+    pub tokens: &'a [u32],
+    pub slots: &'a [AttentionSlot<'a>],
+    /// Rows of `tokens` whose logits are wanted, ascending.
+    pub wanted: &'a [usize],
+}
+
+/// Buffers of a pass, kept between passes.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    stream: Vec<f32>,
+    normed: Vec<f32>,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    mixed: Vec<f32>,
+    change: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    frequencies: Vec<f32>,
+    angles: RopeAngles,
+}
+
+/// The first `len` values of a buffer that grows as needed. What they hold is overwritten by the caller.
+fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
+/// Computes a pass: stores keys and values of its tokens, appends `wanted.len() × vocab` logits to `logits`.
+pub fn forward(
+    (model, device): (&Model, &Device),
+    pass: &Pass<'_>,
+    (cache, work): (&mut KvCache, &mut Workspace),
+    logits: &mut Vec<f32>,
+) -> Result<(), KernelError> {
+    let (config, weights, file) = (model.config(), model.weights(), model.gguf().bytes());
+    let (tokens, hidden) = (pass.tokens.len(), config.hidden);
+    if work.frequencies.is_empty() {
+        work.frequencies = frequencies(model);
+    }
+    let positions = pass.slots.iter().flat_map(|slot| (slot.position..).take(slot.tokens));
+    work.angles.fill(&work.frequencies, positions);
+    gather(device, weights.embedding.view(file), pass.tokens, room(&mut work.stream, tokens * hidden))?;
+    for (layer, cache_layer) in weights.layers.iter().zip(0..) {
+        let step = Step { model, device, layer };
+        step.attention(pass, cache, cache_layer, work)?;
+        step.feed_forward(tokens, work)?;
+    }
+
+    if pass.wanted.is_empty() {
+        return Ok(());
+    }
+    // Only wanted rows go through the output matrix, the largest of all.
+    let wanted = room(&mut work.change, pass.wanted.len() * hidden);
+    for (to, row) in wanted.chunks_exact_mut(hidden).zip(pass.wanted) {
+        to.copy_from_slice(&work.stream[row * hidden..(row + 1) * hidden]);
+    }
+    let normed = room(&mut work.normed, pass.wanted.len() * hidden);
+    let norm = RmsNorm { weight: &weights.output_norm, eps: config.rms_eps };
+    rms_norm(device, norm, Rows::new(wanted, hidden)?, normed)?;
+    let start = logits.len();
+    logits.resize(start + pass.wanted.len() * model.vocab(), 0.0);
+    let product = Product { weight: weights.output.view(file), bias: None, out: &mut logits[start..] };
+    matmul(device, Rows::new(normed, hidden)?, &mut [product])
+}
+
+fn frequencies(model: &Model) -> Vec<f32> {
+    let mut frequencies = model.config().rope_frequencies();
+    if let Some(factors) = &model.weights().rope_factors {
+        for (frequency, factor) in frequencies.iter_mut().zip(factors) {
+            *frequency /= factor;
+        }
+    }
+    frequencies
+}
+
+/// One layer of a pass.
+struct Step<'a> {
+    model: &'a Model,
+    device: &'a Device,
+    layer: &'a Layer,
+}
+
+impl Step<'_> {
+    fn product<'a>(&'a self, linear: &'a Linear, out: &'a mut [f32]) -> Product<'a> {
+        Product { weight: linear.matrix.view(self.model.gguf().bytes()), bias: linear.bias.as_deref(), out }
+    }
+
+    /// `stream += output(attention(norm(stream)))`.
+    fn attention(
+        &self,
+        pass: &Pass<'_>,
+        cache: &mut KvCache,
+        cache_layer: usize,
+        work: &mut Workspace,
+    ) -> Result<(), KernelError> {
+        let (config, device, layer) = (self.model.config(), self.device, self.layer);
+        let (tokens, hidden) = (pass.tokens.len(), config.hidden);
+        let (query_width, kv_width) = (config.query_width(), config.kv_width());
+        let stream = &mut work.stream[..tokens * hidden];
+        let normed = room(&mut work.normed, tokens * hidden);
+        let norm = RmsNorm { weight: &layer.attention_norm, eps: config.rms_eps };
+        rms_norm(device, norm, Rows::new(stream, hidden)?, normed)?;
+
+        let queries = room(&mut work.queries, tokens * query_width);
+        let keys = room(&mut work.keys, tokens * kv_width);
+        let values = room(&mut work.values, tokens * kv_width);
+        let mut products =
+            [self.product(&layer.query, queries), self.product(&layer.key, keys), self.product(&layer.value, values)];
+        matmul(device, Rows::new(normed, hidden)?, &mut products)?;
+        let heads = |heads| RopeLayout { heads, head_dim: config.head_dim, style: config.rope_style };
+        rope(device, heads(config.heads), &work.angles, queries)?;
+        rope(device, heads(config.kv_heads), &work.angles, keys)?;
+
+        let layout = cache.layout;
+        let stored = &mut cache.layers[cache_layer];
+        store_kv(&layout, Rows::new(keys, kv_width)?, pass.slots, &mut stored.keys)?;
+        store_kv(&layout, Rows::new(values, kv_width)?, pass.slots, &mut stored.values)?;
+        let mixed = room(&mut work.mixed, tokens * query_width);
+        let shape = AttentionShape { cache: layout, heads: config.heads, scale: 1.0 / (config.head_dim as f32).sqrt() };
+        let input = AttentionInput {
+            queries: Rows::new(queries, query_width)?,
+            keys: &stored.keys,
+            values: &stored.values,
+            slots: pass.slots,
+        };
+        attention(device, &shape, input, mixed)?;
+        let change = room(&mut work.change, tokens * hidden);
+        matmul(device, Rows::new(mixed, query_width)?, &mut [self.product(&layer.attention_output, change)])?;
+        add(device, stream, change)
+    }
+
+    /// `stream += down(silu(gate(norm(stream))) * up(norm(stream)))`.
+    fn feed_forward(&self, tokens: usize, work: &mut Workspace) -> Result<(), KernelError> {
+        let (config, device, layer) = (self.model.config(), self.device, self.layer);
+        let (hidden, inner) = (config.hidden, config.feed_forward);
+        let stream = &mut work.stream[..tokens * hidden];
+        let normed = room(&mut work.normed, tokens * hidden);
+        let norm = RmsNorm { weight: &layer.feed_forward_norm, eps: config.rms_eps };
+        rms_norm(device, norm, Rows::new(stream, hidden)?, normed)?;
+        let (gate, up) = (room(&mut work.gate, tokens * inner), room(&mut work.up, tokens * inner));
+        let mut products = [self.product(&layer.gate, gate), self.product(&layer.up, up)];
+        matmul(device, Rows::new(normed, hidden)?, &mut products)?;
+        swiglu(device, gate, up)?;
+        let change = room(&mut work.change, tokens * hidden);
+        matmul(device, Rows::new(gate, inner)?, &mut [self.product(&layer.down, change)])?;
+        add(device, stream, change)
+    }
+}

@@ -1,0 +1,191 @@
+//! The CPU runner: a model, its KV pages and a kernel device behind [`ModelRunner`].
+//!
+//! Invariant: a batch is checked in full before anything is computed, so a wrong batch changes no page. The same
+//! sequence gives bit-equal logits alone or in company and with any number of threads. Cost: see `model::llama`;
+//! memory: `blocks * block_bytes` of pages (touched only once used), the shared model, one workspace.
+
+use std::sync::Arc;
+
+use kernels::{
+    Device,
+    ops::attention::{AttentionSlot, KvLayout},
+};
+
+use crate::{
+    model::{
+        Model,
+        llama::{KvCache, PASS_TOKENS, Pass, Workspace, forward},
+    },
+    runner::{Batch, BatchLogits, BatchSlot, ModelRunner, RunnerError, RunnerShape},
+};
+
+/// How a CPU runner is sized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuRunnerOptions {
+    /// Threads that compute, the caller's included.
+    pub threads: usize,
+    /// Tokens per KV block; 1 to 4096.
+    pub block_size: usize,
+    /// KV blocks; at least 1.
+    pub blocks: usize,
+}
+
+/// Runs batches on the CPU.
+#[derive(Debug)]
+pub struct CpuRunner {
+    model: Arc<Model>,
+    device: Device,
+    cache: KvCache,
+    work: Workspace,
+    pending: Option<Batch>,
+}
+
+impl CpuRunner {
+    pub fn new(model: Arc<Model>, options: CpuRunnerOptions) -> Result<Self, RunnerError> {
+        let CpuRunnerOptions { threads, block_size, blocks } = options;
+        if !(1..=4096).contains(&block_size) {
+            return Err(RunnerError(format!("block_size is {block_size}, expected 1 to 4096 tokens")));
+        }
+        if blocks == 0 || u32::try_from(blocks).is_err() {
+            return Err(RunnerError(format!("blocks is {blocks}, expected 1 to {}", u32::MAX)));
+        }
+        let config = model.config();
+        let layout = KvLayout { blocks, block_size, kv_heads: config.kv_heads, head_dim: config.head_dim };
+        let cache = KvCache::new(config.layers, layout).ok_or_else(|| {
+            RunnerError(format!(
+                "no memory for {blocks} KV blocks of {block_size} tokens over {} layers",
+                config.layers
+            ))
+        })?;
+        let device = Device::new(threads);
+        Ok(Self { model, device, cache, work: Workspace::default(), pending: None })
+    }
+
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    fn check(&self, batch: &Batch) -> Result<(), RunnerError> {
+        let KvLayout { blocks, block_size, .. } = self.cache.layout;
+        let mut writer: Vec<Option<u64>> = vec![None; blocks];
+        for slot in &batch.slots {
+            let refuse = |why: String| Err(RunnerError(format!("sequence {}: {why}", slot.sequence.0)));
+            if slot.tokens.is_empty() {
+                return refuse("no new tokens, expected at least 1".to_owned());
+            }
+            if let Some(token) = slot.tokens.iter().find(|token| **token as usize >= self.model.vocab()) {
+                return refuse(format!("token is {token}, expected below {}", self.model.vocab()));
+            }
+            let (end, context) = (slot.position.saturating_add(slot.tokens.len()), self.model.config().context);
+            if end > context {
+                return refuse(format!("last position is {}, expected below {context}", end - 1));
+            }
+            if slot.blocks.len() < end.div_ceil(block_size) {
+                let needed = end.div_ceil(block_size);
+                return refuse(format!("block table has {} blocks, expected {needed}", slot.blocks.len()));
+            }
+            if let Some(block) = slot.blocks.iter().find(|block| **block as usize >= blocks) {
+                return refuse(format!("block is {block}, expected below {blocks}"));
+            }
+            for block in &slot.blocks[slot.position / block_size..end.div_ceil(block_size)] {
+                if let Some(other) = writer[*block as usize].replace(slot.sequence.0) {
+                    return refuse(format!("block {block} is written by sequence {other} too, expected one writer"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts the batch into passes of at most [`PASS_TOKENS`] tokens, in order, and computes them.
+    fn compute(&mut self, batch: &Batch) -> Result<Vec<f32>, RunnerError> {
+        let wanted = batch.slots.iter().filter(|slot| slot.wants_logits).count();
+        let mut logits = Vec::with_capacity(wanted * self.model.vocab());
+        let mut parts: Vec<Part<'_>> = Vec::new();
+        let mut filled = 0;
+        for slot in &batch.slots {
+            let mut from = 0;
+            while from < slot.tokens.len() {
+                let len = (slot.tokens.len() - from).min(PASS_TOKENS - filled);
+                parts.push(Part { slot, from, len });
+                filled += len;
+                from += len;
+                if filled == PASS_TOKENS {
+                    self.pass(&parts, &mut logits)?;
+                    parts.clear();
+                    filled = 0;
+                }
+            }
+        }
+        if filled > 0 {
+            self.pass(&parts, &mut logits)?;
+        }
+        Ok(logits)
+    }
+
+    fn pass(&mut self, parts: &[Part<'_>], logits: &mut Vec<f32>) -> Result<(), RunnerError> {
+        let mut tokens = Vec::with_capacity(PASS_TOKENS);
+        let (mut slots, mut wanted) = (Vec::with_capacity(parts.len()), Vec::new());
+        for part in parts {
+            let Part { slot, from, len } = *part;
+            slots.push(AttentionSlot {
+                first_row: tokens.len(),
+                tokens: len,
+                position: slot.position + from,
+                blocks: &slot.blocks,
+            });
+            tokens.extend_from_slice(&slot.tokens[from..from + len]);
+            if slot.wants_logits && from + len == slot.tokens.len() {
+                wanted.push(tokens.len() - 1);
+            }
+        }
+        let pass = Pass { tokens: &tokens, slots: &slots, wanted: &wanted };
+        forward((&self.model, &self.device), &pass, (&mut self.cache, &mut self.work), logits)
+            .map_err(|error| RunnerError(error.to_string()))
+    }
+}
+
+/// Tokens `from..from + len` of a slot.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    slot: &'a BatchSlot,
+    from: usize,
+    len: usize,
+}
+
+impl ModelRunner for CpuRunner {
+    fn shape(&self) -> RunnerShape {
+        RunnerShape {
+            vocab: self.model.vocab(),
+            context: self.model.config().context,
+            block_size: self.cache.layout.block_size,
+            blocks: self.cache.layout.blocks,
+            block_bytes: self.cache.block_bytes(),
+        }
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), RunnerError> {
+        if self.pending.is_some() {
+            return Err(RunnerError("a batch is outstanding, expected collect before the next submit".to_owned()));
+        }
+        self.check(batch)?;
+        self.pending = Some(batch.clone());
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<BatchLogits, RunnerError> {
+        let batch = self.pending.take().ok_or_else(|| RunnerError("no batch is outstanding".to_owned()))?;
+        let values = self.compute(&batch)?;
+        Ok(BatchLogits { values, vocab: self.model.vocab(), modelled_us: None })
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        let blocks = self.cache.layout.blocks;
+        if let Some((from, to)) = pairs.iter().find(|(from, to)| (*from).max(*to) as usize >= blocks) {
+            return Err(RunnerError(format!("copy of block {from} to {to}, expected numbers below {blocks}")));
+        }
+        for (from, to) in pairs {
+            self.cache.copy_block(*from, *to);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! The CPU runner against recorded references: transformers on the same file, weights as f32, f32 arithmetic.
+
+use engine::{
+    model::Model,
+    runner::cpu::{CpuRunner, CpuRunnerOptions},
+};
+use kernels::ops::logits::{argmax, log_softmax};
+use serde::Deserialize;
+
+use crate::data::{shared, slot, smollm2, step};
+
+/// Allowed difference of a log-probability. llama.cpp with f32 weights is within 0.0002 of the same references.
+const TOLERANCE: f32 = 1e-3;
+const BLOCK: usize = 16;
+
+#[derive(Deserialize)]
+struct Golden {
+    prompts: Vec<Prompt>,
+    stop_tokens: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct Prompt {
+    name: String,
+    prompt_ids: Vec<u32>,
+    first_top20: Vec<(u32, f32)>,
+    gen_ids: Vec<u32>,
+    steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    id: u32,
+    logprob: f32,
+    margin: f32,
+}
+
+fn golden() -> Option<(Golden, std::sync::Arc<Model>)> {
+    let (path, model) = (shared("golden/smollm2_hf_f32.json")?, smollm2()?);
+    let golden = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    Some((golden, Model::load(&model).unwrap()))
+}
+
+fn runner(model: &std::sync::Arc<Model>, threads: usize) -> CpuRunner {
+    CpuRunner::new(model.clone(), CpuRunnerOptions { threads, block_size: BLOCK, blocks: 256 }).unwrap()
+}
+
+/// Scenario: ten prompts of 1 to 2000 tokens, decoded greedily.
+/// Guarantees: the first position's twenty best log-probabilities and each step's own within 1e-3 of the reference;
+/// the same tokens, unless the reference's two best were closer than that (none of the recorded steps is).
+#[test]
+fn greedy_tokens_and_logprobs_are_the_references() {
+    let Some((golden, model)) = golden() else { return };
+    let mut runner = runner(&model, 2);
+    let (mut worst, mut close_calls) = (0.0f32, 0);
+    for prompt in &golden.prompts {
+        let total = prompt.prompt_ids.len() + prompt.gen_ids.len();
+        let blocks: Vec<u32> = (0..total.div_ceil(BLOCK) as u32).rev().collect();
+        let mut logits = step(&mut runner, vec![slot(1, (&prompt.prompt_ids, 0), &blocks)]).remove(0);
+        let mut first = logits.clone();
+        log_softmax(&mut first);
+        for (token, want) in &prompt.first_top20 {
+            let off = (first[*token as usize] - want).abs();
+            worst = worst.max(off);
+            assert!(off <= TOLERANCE, "{}: token {token} has {}, expected {want}", prompt.name, first[*token as usize]);
+        }
+        for (index, want) in prompt.steps.iter().enumerate() {
+            let token = argmax(&logits) as u32;
+            if token != want.id {
+                assert!(want.margin < TOLERANCE, "{} step {index}: {token}, expected {}", prompt.name, want.id);
+                println!("{} step {index}: {token} instead of {}, margin {}", prompt.name, want.id, want.margin);
+                close_calls += 1;
+                break;
+            }
+            log_softmax(&mut logits);
+            let off = (logits[token as usize] - want.logprob).abs();
+            worst = worst.max(off);
+            assert!(off <= TOLERANCE, "{} step {index}: log-probability off by {off}", prompt.name);
+            if index + 1 == prompt.steps.len() || golden.stop_tokens.contains(&token) {
+                break;
+            }
+            let position = prompt.prompt_ids.len() + index;
+            logits = step(&mut runner, vec![slot(1, (&[token], position), &blocks)]).remove(0);
+        }
+    }
+    println!("{} prompts, worst difference {worst}, {close_calls} close calls", golden.prompts.len());
+}

@@ -1,0 +1,105 @@
+//! Value-by-value bodies: `x += y`, and SwiGLU `gate = gate * sigmoid(gate) * up`. Memory-bound; nothing is kept.
+
+use super::{
+    shared_out::SharedOut,
+    simd::{Simd, exp},
+};
+
+/// A range of values of an in-place operation.
+pub(crate) struct Span<'a> {
+    pub(crate) out: &'a SharedOut<'a>,
+    pub(crate) other: &'a [f32],
+    pub(crate) from: usize,
+    pub(crate) len: usize,
+}
+
+/// One vector's worth of values that may be cut short: the rest reads as 0 and is not written.
+#[inline(always)]
+fn padded(values: &[f32]) -> [f32; 16] {
+    let mut out = [0.0; 16];
+    out[..values.len()].copy_from_slice(values);
+    out
+}
+
+/// # Safety
+/// As for [`Simd`]; the span is inside both slices and this task's alone.
+#[inline(always)]
+pub(crate) unsafe fn add<S: Simd>(_: S, span: &Span<'_>) {
+    // SAFETY: the caller's promise.
+    let out = unsafe { span.out.part(span.from, span.len) };
+    let other = &span.other[span.from..span.from + span.len];
+    for (value, term) in out.iter_mut().zip(other) {
+        *value += term;
+    }
+}
+
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn swiglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let one = S::splat(1.0);
+        let sigmoid = S::div(one, S::add(one, exp::<S>(S::sub(S::zero(), gate))));
+        S::mul(S::mul(gate, sigmoid), up)
+    }
+}
+
+/// # Safety
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn swiglu<S: Simd>(_: S, span: &Span<'_>) {
+    // SAFETY: the caller's promise; whole vectors stay inside `len`, the rest goes through a padded copy.
+    unsafe {
+        let gate = span.out.part(span.from, span.len);
+        let up = &span.other[span.from..span.from + span.len];
+        let whole = span.len - span.len % S::LANES;
+        for at in (0..whole).step_by(S::LANES) {
+            let value = swiglu_vector::<S>(S::load(gate.as_ptr().add(at)), S::load(up.as_ptr().add(at)));
+            S::store(gate.as_mut_ptr().add(at), value);
+        }
+        if whole < span.len {
+            let (mut tail, up) = (padded(&gate[whole..]), padded(&up[whole..]));
+            let value = swiglu_vector::<S>(S::load(tail.as_ptr()), S::load(up.as_ptr()));
+            S::store(tail.as_mut_ptr(), value);
+            gate[whole..].copy_from_slice(&tail[..span.len - whole]);
+        }
+    }
+}
+
+/// Turns scores into `e^(score - max)` and returns their sum, which is added up in index order by lanes.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub(crate) unsafe fn exp_and_sum<S: Simd>(scores: &mut [f32]) -> f32 {
+    // SAFETY: the caller's promise; whole vectors stay inside, the rest goes through a padded copy.
+    unsafe {
+        let (len, start) = (scores.len(), scores.as_mut_ptr());
+        let whole = len - len % S::LANES;
+        let mut most = S::splat(f32::NEG_INFINITY);
+        for at in (0..whole).step_by(S::LANES) {
+            most = S::max(most, S::load(start.add(at)));
+        }
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        S::store(lanes.as_mut_ptr(), most);
+        let max = lanes.iter().chain(&scores[whole..]).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+
+        let (max, mut sum) = (S::splat(max), S::zero());
+        for at in (0..whole).step_by(S::LANES) {
+            let value = exp::<S>(S::sub(S::load(start.add(at)), max));
+            S::store(start.add(at), value);
+            sum = S::add(sum, value);
+        }
+        let mut total = S::sum4([sum, S::zero(), S::zero(), S::zero()])[0];
+        if whole < len {
+            let mut tail = padded(&scores[whole..]);
+            S::store(tail.as_mut_ptr(), exp::<S>(S::sub(S::load(tail.as_ptr()), max)));
+            for (score, value) in scores[whole..].iter_mut().zip(tail) {
+                *score = value;
+                total += value;
+            }
+        }
+        total
+    }
+}
