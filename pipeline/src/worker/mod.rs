@@ -8,7 +8,8 @@
 //! | `step_rows` | step reports as rows of the bus |
 //! | `telemetry` | rows leave the worker by Arrow Flight `DoPut`; bounded, never in the engine's way |
 //! | `flight_server` | the receiving end in `serve` |
-//! | `process` | the body of `evenkeel worker` |
+//! | `process`, `options` | the body of `evenkeel worker`, and its command line |
+//! | `model`, `gguf`, `paced` | from options to an engine: a model file, or a simulated one |
 //! | `child`, `supervisor` | worker processes: start, watch, restart, drain, stop |
 //!
 //! Invariants: the engine thread never waits for a client, the network or the bus; a dropped output stream cancels its
@@ -19,6 +20,9 @@ pub mod child;
 pub mod client;
 pub mod engine_thread;
 pub mod flight_server;
+mod gguf;
+pub mod model;
+pub mod options;
 pub mod paced;
 pub mod process;
 pub mod server;
