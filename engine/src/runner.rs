@@ -4,6 +4,8 @@
 //! uploads metadata and launches), [`ModelRunner::collect`] waits for the logits. The CPU runner computes in `collect`.
 //! The engine plans the next step between the two, so a runner must not need the engine meanwhile.
 
+pub mod simulated;
+
 use crate::request::SequenceId;
 
 /// One sequence's share of a batch: `tokens` are new and start at `position`; all earlier positions are in its blocks.

@@ -15,6 +15,9 @@ pub const MAX_STOP_STRINGS: usize = 32;
 /// Longest stop string, in bytes; longer ones are refused at submission.
 pub const MAX_STOP_BYTES: usize = 1024;
 
+/// Most stop tokens in a request; more are refused at submission.
+pub const MAX_STOP_TOKENS: usize = 256;
+
 /// Whether the text goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextState {

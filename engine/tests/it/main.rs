@@ -1,0 +1,13 @@
+//! Integration tests of the engine, in one binary: one module a subject. They never time anything.
+
+mod batching;
+mod block_hash;
+mod lanes;
+mod lifecycle;
+mod limits;
+mod pool_twin;
+mod prefix_reuse;
+mod sampler_twin;
+mod simulated_judge;
+mod stop_twin;
+mod support;
