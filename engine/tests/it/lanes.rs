@@ -72,12 +72,12 @@ fn lower_lanes_give_way_as_the_rule_says() {
     }
 }
 
-/// Scenario: pages run out among sequences of different lanes.
+/// Scenario: pages run out among sequences of different lanes: two of the three fit to their ends.
 /// Guarantees: the lowest lane's latest gives way, and comes back before fresh sequences of its lane.
 #[test]
 fn the_victim_is_the_lowest_lane_and_returns_first() {
     let config = EngineConfig { growth_quota: GrowthQuota::Tokens(0), max_running: 3, ..EngineConfig::default() };
-    let mut engine = engine_with(config, 12);
+    let mut engine = engine_with(config, 18);
     engine.submit(in_lane(1, Lane::L2, 24), 0).unwrap();
     engine.submit(in_lane(2, Lane::L3, 24), 0).unwrap();
     engine.submit(in_lane(3, Lane::L1, 24), 0).unwrap();

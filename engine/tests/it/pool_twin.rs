@@ -44,9 +44,11 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A named block: all tokens up to its end.
+/// A block that has a name, or had one until the cache was cleared: all tokens up to its end.
 #[derive(Debug, Clone)]
 struct Entry {
+    id: usize,
+    retired: bool,
     prefix: Vec<u32>,
     salt: u64,
     users: usize,
@@ -59,12 +61,13 @@ impl Entry {
     }
 }
 
-/// The twin's view of a sequence: `named` leading blocks have names, `nameless` ones follow.
+/// The twin's view of a sequence: leading blocks with names, then nameless ones.
 #[derive(Debug, Clone, Default)]
 struct TwinActor {
     tokens: Vec<u32>,
     salt: u64,
-    named: usize,
+    /// Ids of entries.
+    named: Vec<usize>,
     nameless: usize,
     promised: usize,
     broken: bool,
@@ -77,6 +80,7 @@ struct Twin {
     nameless: usize,
     promised: usize,
     clock: u64,
+    ids: usize,
     events: Vec<KvEvent>,
 }
 
@@ -90,7 +94,11 @@ impl Twin {
     }
 
     fn find(&self, prefix: &[u32], salt: u64) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.prefix == prefix && entry.salt == salt)
+        self.entries.iter().position(|entry| !entry.retired && entry.prefix == prefix && entry.salt == salt)
+    }
+
+    fn by_id(&self, id: usize) -> usize {
+        self.entries.iter().position(|entry| entry.id == id).unwrap()
     }
 
     fn matched(&self, tokens: &[u32], salt: u64) -> usize {
@@ -124,14 +132,15 @@ impl Twin {
         prefixes.iter().for_each(|index| self.entries[*index].users += 1);
         self.promised += fresh;
         let tokens = tokens.to_vec();
-        let mut actor = TwinActor { tokens, salt, named: matched, promised: fresh, ..TwinActor::default() };
+        let named = prefixes.iter().map(|index| self.entries[*index].id).collect();
+        let mut actor = TwinActor { tokens, salt, named, promised: fresh, ..TwinActor::default() };
         assert!(self.compute(&mut actor));
         Some(actor)
     }
 
     /// Pages for all tokens, then names for full blocks. False if pages ran out.
     fn compute(&mut self, actor: &mut TwinActor) -> bool {
-        while actor.named + actor.nameless < actor.tokens.len().div_ceil(BLOCK) {
+        while actor.named.len() + actor.nameless < actor.tokens.len().div_ceil(BLOCK) {
             if actor.promised == 0 {
                 if self.available() == 0 {
                     return false;
@@ -144,33 +153,39 @@ impl Twin {
             self.take_page();
             actor.nameless += 1;
         }
-        while !actor.broken && actor.named < actor.tokens.len() / BLOCK {
-            let prefix = actor.tokens[..(actor.named + 1) * BLOCK].to_vec();
+        while !actor.broken && actor.named.len() < actor.tokens.len() / BLOCK {
+            let prefix = actor.tokens[..(actor.named.len() + 1) * BLOCK].to_vec();
             self.nameless -= 1;
             actor.nameless -= 1;
-            match self.find(&prefix, actor.salt) {
-                Some(index) => self.entries[index].users += 1,
-                None => {
-                    let hashes = prompt_block_hashes(&prefix, BLOCK, actor.salt);
-                    let parent = hashes.len().checked_sub(2).map(|index| hashes[index]);
-                    let hash = *hashes.last().unwrap();
-                    self.events.push(KvEvent::Stored { hash, parent, level: Level::L1, tokens: BLOCK as u32 });
-                    self.entries.push(Entry { prefix, salt: actor.salt, users: 1, idle_since: 0 });
-                }
-            }
-            actor.named += 1;
+            let index = self.find(&prefix, actor.salt).unwrap_or_else(|| self.store(prefix, actor.salt));
+            self.entries[index].users += 1;
+            actor.named.push(self.entries[index].id);
         }
         true
     }
 
+    fn store(&mut self, prefix: Vec<u32>, salt: u64) -> usize {
+        let hashes = prompt_block_hashes(&prefix, BLOCK, salt);
+        let parent = hashes.len().checked_sub(2).map(|index| hashes[index]);
+        let hash = *hashes.last().unwrap();
+        self.events.push(KvEvent::Stored { hash, parent, level: Level::L1, tokens: BLOCK as u32 });
+        self.ids += 1;
+        self.entries.push(Entry { id: self.ids, retired: false, prefix, salt, users: 0, idle_since: 0 });
+        self.entries.len() - 1
+    }
+
     fn poison(&mut self, actor: &mut TwinActor) {
-        while actor.named > 0 {
-            let index = self.find(&actor.tokens[..actor.named * BLOCK], actor.salt).unwrap();
+        while let Some(id) = actor.named.last() {
+            let index = self.by_id(*id);
             if self.entries[index].users > 1 {
                 return;
             }
-            self.drop_entry(index);
-            actor.named -= 1;
+            if self.entries[index].retired {
+                self.entries.remove(index);
+            } else {
+                self.drop_entry(index);
+            }
+            actor.named.pop();
             actor.nameless += 1;
             self.nameless += 1;
         }
@@ -179,25 +194,22 @@ impl Twin {
     fn finish(&mut self, actor: &TwinActor) {
         self.nameless -= actor.nameless;
         self.promised -= actor.promised;
-        for count in (1..=actor.named).rev() {
-            let index = self.find(&actor.tokens[..count * BLOCK], actor.salt).unwrap();
-            self.entries[index].users -= 1;
-            if self.entries[index].users == 0 {
-                self.clock += 1;
-                self.entries[index].idle_since = self.clock;
+        for id in actor.named.iter().rev() {
+            self.clock += 1;
+            let index = self.by_id(*id);
+            let entry = &mut self.entries[index];
+            entry.users -= 1;
+            entry.idle_since = self.clock;
+            if entry.users == 0 && entry.retired {
+                self.entries.remove(index);
             }
         }
     }
 
     fn clear(&mut self, actors: &mut [Actor]) {
-        self.entries.clear();
-        for actor in actors.iter_mut() {
-            let twin = &mut actor.twin;
-            twin.broken = true;
-            twin.nameless += twin.named;
-            twin.named = 0;
-        }
-        self.nameless = actors.iter().map(|actor| actor.twin.nameless).sum();
+        self.entries.retain(|entry| entry.users > 0);
+        self.entries.iter_mut().for_each(|entry| entry.retired = true);
+        actors.iter_mut().for_each(|actor| actor.twin.broken = true);
         self.events.push(KvEvent::Cleared);
     }
 }
