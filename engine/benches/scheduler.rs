@@ -1,8 +1,9 @@
-//! What a step costs besides the model (SPEC B7): time of `Engine::step` less the time inside the runner, with 64 to 4096 uneven sequences.
+//! What a step costs besides the model (SPEC B7): time of `Engine::step` less the time inside the runner, with 64 to
+//! 4096 uneven sequences.
 //!
-//! The load is steady: prompts of 16 to 512 tokens and outputs of 16 to 256, a new request for each that ends. Sampling is greedy over a
-//! vocabulary of 32, so its share is small. `--quick` measures fewer steps. The last line is one JSON object; a build with debug assertions says so there, because
-//! it includes the leak check, which is O(blocks).
+//! The load is steady: prompts of 16 to 512 tokens and outputs of 16 to 256, a new request for each that ends. Sampling
+//! is greedy over a vocabulary of 32, so its share is small. `--quick` measures fewer steps. The last line is one JSON
+//! object; a build with debug assertions says so there, because it includes the leak check, which is O(blocks).
 //!
 //! Cost: seconds. Memory: about 60 MB for 4096 sequences.
 
@@ -110,7 +111,7 @@ fn measure(sequences: usize, steps: usize) -> Result<Row, Box<dyn std::error::Er
     };
     let mut engine = Engine::new(config, Box::new(runner), Arc::new(Letters))?;
     let next = Cell::new(0u64);
-    let mut step = |engine: &mut Engine, now: usize| -> Result<(f64, f64), Box<dyn std::error::Error>> {
+    let step = |engine: &mut Engine, now: usize| -> Result<(f64, f64), Box<dyn std::error::Error>> {
         let figures = engine.queue_figures();
         for _ in figures.running + figures.waiting.iter().sum::<usize>()..sequences + sequences / 8 {
             engine.submit(request(next.replace(next.get() + 1)), now as i64)?;

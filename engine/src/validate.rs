@@ -1,6 +1,7 @@
 //! What a request must fulfil before the engine keeps anything of it.
 //!
-//! Invariant: past this check no value of a request can make the sampler or the scheduler fail. Errors name the field, its value and what would be right.
+//! Invariant: past this check no value of a request can make the sampler or the scheduler fail. Errors name the field,
+//! its value and what would be right.
 //!
 //! Cost: O(prompt + bias entries). No state.
 

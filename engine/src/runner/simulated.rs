@@ -1,16 +1,19 @@
 //! A runner with a cost model instead of arithmetic (SPEC E5), and the judge of paging (C1).
 //!
-//! Where a model would write keys and values, it writes which history they belong to: a hash over all tokens up to that position. A token's history is
-//! computed from what the *page* of the position before holds, and the logits from the history alone. So a wrong block table gives
-//! wrong tokens, or, checked here, an error: a hole, a foreign page, a page that two slots write, a page written while another reads it.
+//! Where a model would write keys and values, it writes which history they belong to: a hash over all tokens up to that
+//! position. A token's history is computed from what the *page* of the position before holds, and the logits from the
+//! history alone. So a wrong block table gives wrong tokens, or, checked here, an error: a hole, a foreign page, a page
+//! that two slots write, a page written while another reads it.
 //!
-//! Invariants: logits depend only on the sequence's own tokens; a batch that breaks the paging rules is an error and never a result.
+//! Invariants: logits depend only on the sequence's own tokens; a batch that breaks the paging rules is an error and
+//! never a result.
 //!
-//! The caller must not give a `SequenceId` to a second request in one runner's life: the runner is not told of ends, so it would miss the first
-//! one's history and say so.
+//! The caller must not give a `SequenceId` to a second request in one runner's life: the runner is not told of ends, so
+//! it would miss the first one's history and say so.
 //!
-//! Cost: O(new tokens + rows × vocab) a batch, and with [`PagingCheck::Full`] also O(context). Memory: 20 bytes a position of the pool, 24 bytes a
-//! remembered sequence, at most [`MAX_REMEMBERED`] (then all are forgotten, and only that check is lost for them).
+//! Cost: O(new tokens + rows × vocab) a batch, and with [`PagingCheck::Full`] also O(context). Memory: 20 bytes a
+//! position of the pool, 24 bytes a remembered sequence, at most [`MAX_REMEMBERED`] (then all are forgotten, and only
+//! that check is lost for them).
 
 use std::collections::HashMap;
 
@@ -85,7 +88,8 @@ pub struct SimulatedRunner {
     cells: Vec<Cell>,
     /// Position and history of the newest token of each sequence.
     newest: HashMap<SequenceId, (u32, u64)>,
-    pending: Option<Batch>,
+    /// The outstanding batch, computed at `submit` so that it need not be copied.
+    pending: Option<Result<BatchLogits, RunnerError>>,
 }
 
 impl SimulatedRunner {
@@ -206,15 +210,15 @@ impl ModelRunner for SimulatedRunner {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<(), RunnerError> {
-        match self.pending.replace(batch.clone()) {
-            None => Ok(()),
-            Some(_) => Err(fault("a batch is outstanding already".to_owned())),
+        if self.pending.is_some() {
+            return Err(fault("a batch is outstanding already".to_owned()));
         }
+        self.pending = Some(self.run(batch));
+        Ok(())
     }
 
     fn collect(&mut self) -> Result<BatchLogits, RunnerError> {
-        let batch = self.pending.take().ok_or_else(|| fault("no batch is outstanding".to_owned()))?;
-        self.run(&batch)
+        self.pending.take().unwrap_or_else(|| Err(fault("no batch is outstanding".to_owned())))
     }
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {

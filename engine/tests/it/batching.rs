@@ -1,5 +1,5 @@
-//! Batch invariance (SPEC B7): whatever runs beside a request, however its prompt is cut and however often it gives way, it gets the
-//! tokens it would get alone. The simulated runner refuses any batch whose block tables are wrong.
+//! Batch invariance (SPEC B7): whatever runs beside a request, however its prompt is cut and however often it gives
+//! way, it gets the tokens it would get alone. The simulated runner refuses any batch whose block tables are wrong.
 
 use engine::{
     config::{EngineConfig, GrowthQuota, LanePreemption},
@@ -94,10 +94,10 @@ fn play(config: EngineConfig, blocks: usize, visits: &[Visit]) -> Ledger {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// Scenario: random requests in random lanes arrive and are cancelled at random, under random settings, in a pool from just large
-    /// enough for the largest to roomy.
-    /// Guarantees: every request ends exactly once, with the tokens of the reference (a beginning of them if cancelled); no block leaks;
-    /// budget and slots are kept; KV events add up.
+    /// Scenario: random requests in random lanes arrive and are cancelled at random, under random settings, in a pool
+    /// from just large enough for the largest to roomy.
+    /// Guarantees: every request ends exactly once, with the tokens of the reference (a beginning of them if
+    /// cancelled); no block leaks; budget and slots are kept; KV events add up.
     #[test]
     fn tokens_do_not_depend_on_the_company(
         config in config(),

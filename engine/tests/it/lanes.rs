@@ -51,7 +51,8 @@ fn l1_overtakes_a_prefill_under_way() {
 }
 
 /// Scenario: background work holds all slots when normal work arrives; then the same under each other rule.
-/// Guarantees: L3 gives way at the next step and still completes with the right tokens; `Off` lets it finish first; `Lower` makes L2 give way to L1.
+/// Guarantees: L3 gives way at the next step and still completes with the right tokens; `Off` lets it finish first;
+/// `Lower` makes L2 give way to L1.
 #[test]
 fn lower_lanes_give_way_as_the_rule_says() {
     let cases = [
@@ -89,7 +90,7 @@ fn the_victim_is_the_lowest_lane_and_returns_first() {
     assert!(preemptions[1] > 0);
     let place = |id| ledger.finished.iter().position(|other| *other == id).unwrap();
     assert!(place(3) < place(2) && place(1) < place(2), "{:?}", ledger.finished);
-    assert_eq!(ledger.outcomes[&2].tokens.len(), 24);
+    assert_eq!(ledger.outcomes[&2].finish().completion_tokens, 24);
 }
 
 /// Scenario: deadlines against arrival; a deadline long past; no deadline.
@@ -130,10 +131,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Scenario: requests of one lane and any size arrive over time, in a pool that is short.
-    /// Guarantees: they are first scheduled in the order of their arrival: later ones never slip past one that does not fit yet.
+    /// Guarantees: they are first scheduled in the order of their arrival: later ones never slip past one that does not
+    /// fit yet.
     #[test]
     fn equals_start_in_order_of_arrival(
-        sizes in proptest::collection::vec((1usize..30, 1u32..20, 0usize..3), 2..20), lane in 0usize..3, slots in 1usize..5,
+        sizes in proptest::collection::vec((1usize..30, 1u32..20, 0usize..3), 2..20),
+        lane in 0usize..3,
+        slots in 1usize..5,
     ) {
         let config = EngineConfig { max_running: slots, token_budget: 16, ..EngineConfig::default() };
         let mut engine = engine_with(config, 14);

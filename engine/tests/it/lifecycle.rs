@@ -99,8 +99,10 @@ fn faulty_engine(fault: Fault, max_running: usize) -> Engine {
     Engine::new(config, Box::new(runner), Arc::new(Pieces)).unwrap()
 }
 
-/// Scenario: the third batch fails at submit, at collect, or with logits of the wrong shape, while two run and one waits.
-/// Guarantees: the two fail with the error's text and free their blocks; the third goes on and ends with the right tokens.
+/// Scenario: the third batch fails at submit, at collect, or with logits of the wrong shape, while two run and one
+/// waits.
+/// Guarantees: the two fail with the error's text and free their blocks; the third goes on and ends with the right
+/// tokens.
 #[test]
 fn a_failed_batch_ends_its_sequences_only() {
     let cases = [
@@ -164,7 +166,8 @@ fn a_stop_token_ends_without_its_text() {
 }
 
 /// Scenario: log-probabilities of three alternatives, under a temperature and a bias that excludes the favourite.
-/// Guarantees: one entry a token, from the raw distribution: alternatives are its three best and the sum of all shares is 1.
+/// Guarantees: one entry a token, from the raw distribution: alternatives are its three best and the sum of all shares
+/// is 1.
 #[test]
 fn logprobs_come_with_every_token() {
     let base = request(1, &prompt(3, 9), 8);
@@ -180,7 +183,8 @@ fn logprobs_come_with_every_token() {
     }
 }
 
-/// The text that must be shown for `bytes` and `stops`: cut before the match that completes first, the longest of those.
+/// The text that must be shown for `bytes` and `stops`: cut before the match that completes first, the longest of
+/// those.
 fn naive_text(bytes: &[u8], stops: &[String]) -> (String, bool) {
     let text = String::from_utf8_lossy(bytes).into_owned();
     for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
@@ -195,9 +199,10 @@ fn naive_text(bytes: &[u8], stops: &[String]) -> (String, bool) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Scenario: stop strings cut out of the text the request would give (so that they match, across token borders and within split
-    /// characters), and others that nearly match; three requests share the engine.
-    /// Guarantees: the pieces joined are the naive cut of the whole text; the reason says which end it was; no token after the end.
+    /// Scenario: stop strings cut out of the text the request would give (so that they match, across token borders and
+    /// within split characters), and others that nearly match; three requests share the engine.
+    /// Guarantees: the pieces joined are the naive cut of the whole text; the reason says which end it was; no token
+    /// after the end.
     #[test]
     fn stop_strings_cut_where_a_naive_search_would(
         seed in 0u32..1000, start in 0usize..40, length in 1usize..6, near in "[abcé日 ]{1,4}", seeds in any::<u64>(),
@@ -207,8 +212,8 @@ proptest! {
         let whole = String::from_utf8_lossy(&bytes_of(&reference_tokens(&plain))).into_owned();
         let cut: String = whole.chars().skip(start).take(length).collect();
         let stops: Vec<String> = [cut, near].into_iter().filter(|stop| !stop.is_empty()).collect();
-        let stopping =
-            GenerateRequest { stop: StopConditions { stop_strings: stops.clone(), ..plain.stop.clone() }, ..plain.clone() };
+        let stop = StopConditions { stop_strings: stops.clone(), ..plain.stop.clone() };
+        let stopping = GenerateRequest { stop, ..plain.clone() };
         let mut engine = engine_with(EngineConfig::default(), 128);
         engine.submit(stopping.clone(), 0).unwrap();
         for id in 2..4 {

@@ -1,4 +1,5 @@
-//! Block pool, table and prefix match against a slow twin that keeps whole prefixes in a list, over random runs of operations.
+//! Block pool, table and prefix match against a slow twin that keeps whole prefixes in a list, over random runs of
+//! operations.
 
 use engine::{
     block_hash::prompt_block_hashes,
@@ -308,8 +309,10 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
-    /// Scenario: sequences over a two-letter alphabet start, grow, end, turn unsound and the cache is cleared, in a pool of 3 to 14 blocks.
-    /// Guarantees: after every operation matches, figures, refusals and KV events (with their order) equal the twin's, and the leak check passes.
+    /// Scenario: sequences over a two-letter alphabet start, grow, end, turn unsound and the cache is cleared, in a
+    /// pool of 3 to 14 blocks.
+    /// Guarantees: after every operation matches, figures, refusals and KV events (with their order) equal the twin's,
+    /// and the leak check passes.
     #[test]
     fn the_pool_equals_its_twin(blocks in 3usize..15, ops in proptest::collection::vec(op(), 1..80)) {
         let twin = Twin { blocks, ..Twin::default() };

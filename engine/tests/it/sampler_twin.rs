@@ -125,7 +125,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     /// Scenario: random logits with ties and exclusions, all parameters at random, a random past.
-    /// Guarantees: the token is the twin's; log-probabilities are the raw log-softmax, with the twin's best alternatives.
+    /// Guarantees: the token is the twin's; log-probabilities are the raw log-softmax, with the twin's best
+    /// alternatives.
     #[test]
     fn the_sampler_equals_its_twin(
         logits in logits(),
@@ -140,7 +141,8 @@ proptest! {
         }
         let entry = sampled.logprob.unwrap();
         let log_sum = logits.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>().ln();
-        let near = |token: u32, value: f32| (f64::from(value) - (f64::from(logits[token as usize]) - log_sum)).abs() < 1e-4;
+        let raw = |token: u32| f64::from(logits[token as usize]) - log_sum;
+        let near = |token: u32, value: f32| (f64::from(value) - raw(token)).abs() < 1e-4;
         prop_assert!(near(entry.token, entry.logprob));
         let finite: Vec<u32> =
             ranked(&logits).into_iter().filter(|id| logits[*id].is_finite()).map(|id| id as u32).collect();
@@ -152,7 +154,9 @@ proptest! {
     /// Scenario: a NaN or +inf anywhere, or nothing but -inf.
     /// Guarantees: an error that names the token, never a token and never a panic.
     #[test]
-    fn unsound_logits_are_errors(mut logits in logits(), at in any::<prop::sample::Index>(), nan in any::<bool>(), params in params(400)) {
+    fn unsound_logits_are_errors(
+        mut logits in logits(), at in any::<prop::sample::Index>(), nan in any::<bool>(), params in params(400),
+    ) {
         let at = at.index(logits.len());
         logits[at] = if nan { f32::NAN } else { f32::INFINITY };
         match sample(&logits, &params, (&[], &[])) {

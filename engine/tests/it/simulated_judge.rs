@@ -73,7 +73,8 @@ fn a_foreign_history_is_refused() {
 }
 
 /// Scenario: a known batch under known prices; a second submit before collect; a block copy.
-/// Guarantees: the model is linear as stated; the one-outstanding rule holds; a copied block continues the same history.
+/// Guarantees: the model is linear as stated; the one-outstanding rule holds; a copied block continues the same
+/// history.
 #[test]
 fn cost_protocol_and_copies() {
     let cost = CostModel { base_us: 100.0, prefill_token_us: 10.0, decode_sequence_us: 5.0, context_token_us: 0.5 };

@@ -52,7 +52,9 @@ proptest! {
     /// Scenario: random bytes, valid and broken, cut anywhere.
     /// Guarantees: joined pieces equal the lossy decoding of the whole.
     #[test]
-    fn detokenised_pieces_join_to_the_lossy_whole(pieces in proptest::collection::vec(proptest::collection::vec(byte(), 0..5), 0..20)) {
+    fn detokenised_pieces_join_to_the_lossy_whole(
+        pieces in proptest::collection::vec(proptest::collection::vec(byte(), 0..5), 0..20),
+    ) {
         let (joined, _) = detokenise(&pieces);
         prop_assert_eq!(joined, String::from_utf8_lossy(&pieces.concat()).into_owned());
     }
@@ -73,7 +75,8 @@ proptest! {
     }
 
     /// Scenario: text and stop strings over a tiny alphabet (many near matches and overlaps), in random pieces.
-    /// Guarantees: what is shown equals the naive cut, whatever the pieces; at every moment only text that may begin a stop string is withheld.
+    /// Guarantees: what is shown equals the naive cut, whatever the pieces; at every moment only text that may begin a
+    /// stop string is withheld.
     #[test]
     fn stop_strings_match_the_naive_search(
         pieces in proptest::collection::vec("[abé]{0,4}", 0..12),
@@ -88,7 +91,8 @@ proptest! {
                 break;
             }
             let held = &given[shown.len()..];
-            prop_assert!(held.is_empty() || stops.iter().any(|stop| stop.starts_with(held)), "held {held:?} for nothing");
+            let reason = held.is_empty() || stops.iter().any(|stop| stop.starts_with(held));
+            prop_assert!(reason, "held {held:?} for nothing");
         }
         if state == TextState::Open {
             matcher.finish(&mut shown);
