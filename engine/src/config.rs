@@ -1,7 +1,7 @@
 //! The engine's settings (SPEC B7, B8, C1, C2), checked once at construction.
 //!
-//! Invariant: a validated configuration can always make progress: every running sequence fits in one step's token
-//! budget.
+//! Invariant: a validated configuration can always make progress: in each step every running sequence can take a token,
+//! and a prompt at least one.
 //!
 //! Cost: none. No state.
 
@@ -31,7 +31,7 @@ pub enum LanePreemption {
 /// See the file's header. `Default` suits one CPU instance with a small model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Most new tokens in a step, decode and prefill together. Default 512. At least `max_running`.
+    /// Most new tokens in a step, decode and prefill together. Default 512. More than `max_running`.
     pub token_budget: usize,
     /// Most sequences with KV. Default 64.
     pub max_running: usize,
@@ -75,8 +75,8 @@ pub enum ConfigError {
     #[error("engine.{field} is {value}; it must be at least {least}")]
     TooSmall { field: &'static str, value: i64, least: i64 },
     #[error(
-        "engine.token_budget is {token_budget}; it must be at least max_running ({max_running}), \
-         so that every running sequence can take a token in each step"
+        "engine.token_budget is {token_budget}; it must be above max_running ({max_running}), \
+         so that in each step every running sequence can take a token and a prompt gets on"
     )]
     BudgetBelowRunning { token_budget: usize, max_running: usize },
     #[error("the runner has {value} {field}; it must have {expected}")]
@@ -99,7 +99,7 @@ impl EngineConfig {
         if self.max_overtake_us < 0 {
             return Err(ConfigError::TooSmall { field: "max_overtake_us", value: self.max_overtake_us, least: 0 });
         }
-        if self.token_budget < self.max_running {
+        if self.token_budget <= self.max_running {
             let Self { token_budget, max_running, .. } = *self;
             return Err(ConfigError::BudgetBelowRunning { token_budget, max_running });
         }

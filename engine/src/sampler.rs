@@ -129,9 +129,7 @@ fn choose(logits: &[f32], draw: &Draw<'_>, scratch: (&mut Vec<f64>, &mut Vec<u32
     if draw.params.min_p > 0.0 {
         kept.retain(|token| weights[*token as usize] >= f64::from(draw.params.min_p));
     }
-    if kept.len() < logits.len() {
-        kept.sort_unstable();
-    }
+    kept.sort_unstable();
     Ok(invert(weights, kept, uniform(draw.params.seed, draw.index)).unwrap_or(best as u32))
 }
 

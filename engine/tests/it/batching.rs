@@ -46,7 +46,7 @@ fn config() -> impl Strategy<Value = EngineConfig> {
     let rule = prop_oneof![Just(LanePreemption::Background), Just(LanePreemption::Lower), Just(LanePreemption::Off)];
     let cache = prop_oneof![3 => Just(PrefixCacheMode::On), 1 => Just(PrefixCacheMode::Off)];
     let limits = (proptest::option::of(1usize..30), 0usize..12);
-    (1usize..9, 0usize..24, quota, rule, cache, limits).prop_map(|(max_running, extra, quota, rule, cache, limits)| {
+    (1usize..9, 1usize..24, quota, rule, cache, limits).prop_map(|(max_running, extra, quota, rule, cache, limits)| {
         EngineConfig {
             token_budget: max_running + extra,
             max_running,

@@ -73,6 +73,35 @@ fn lower_lanes_give_way_as_the_rule_says() {
     }
 }
 
+/// Scenario: background work decodes in the only slot; a prompt as long as the whole budget arrives.
+/// Guarantees: the token that the background work was to take in this step goes to the prompt, which is read whole.
+#[test]
+fn who_gives_way_gives_its_tokens_back() {
+    let mut engine = engine_with(EngineConfig { token_budget: 8, ..one_at_a_time() }, 64);
+    engine.submit(in_lane(1, Lane::L3, 20), 0).unwrap();
+    engine.step(0);
+    engine.submit(in_lane(2, Lane::L2, 20), 0).unwrap();
+    let report = engine.step(0);
+    assert_eq!((report.stats.prefill_tokens, report.stats.decode_tokens), (8, 0));
+    assert_eq!(report.outputs[0].sequence.0, 2);
+}
+
+/// Scenario: pages are held by a running sequence; an L1 request is too large for the rest, an L2 request behind it
+/// would fit.
+/// Guarantees: L2 does not slip past, so the pages that come free are L1's.
+#[test]
+fn a_lane_waits_while_a_higher_one_does() {
+    let mut engine = engine_with(EngineConfig::default(), 12);
+    engine.submit(in_lane(1, Lane::L2, 24), 0).unwrap();
+    engine.step(0);
+    engine.submit(in_lane(2, Lane::L1, 24), 0).unwrap();
+    engine.submit(in_lane(3, Lane::L2, 4), 0).unwrap();
+    let ledger = run_to_end(&mut engine);
+    let start = |id| ledger.outcomes[&id].finish().first_scheduled.unwrap();
+    assert!(start(2) > 20_000, "1 holds the pages for 24 steps; the scenario needs that");
+    assert!(start(3) >= start(2));
+}
+
 /// Scenario: pages run out among sequences of different lanes: two of the three fit to their ends.
 /// Guarantees: the lowest lane's latest gives way, and comes back before fresh sequences of its lane.
 #[test]

@@ -90,7 +90,7 @@ fn the_waiting_room_is_bounded() {
 fn bad_settings_are_refused_by_name() {
     let base = EngineConfig::default;
     let cases = [
-        (EngineConfig { token_budget: 32, ..base() }, shape(8), "token_budget is 32"),
+        (EngineConfig { token_budget: 64, ..base() }, shape(8), "token_budget is 64"),
         (EngineConfig { max_running: 0, ..base() }, shape(8), "max_running is 0"),
         (EngineConfig { max_waiting: 0, ..base() }, shape(8), "max_waiting is 0"),
         (EngineConfig { max_prefix_tokens: Some(0), ..base() }, shape(8), "max_prefix_tokens is 0"),

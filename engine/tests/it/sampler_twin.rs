@@ -189,6 +189,19 @@ fn draws_follow_the_distribution() {
     assert_ne!(uniform(42, 0), uniform(43, 0));
 }
 
+/// Scenario: a top-p that keeps every token, over logits that are not in order of id.
+/// Guarantees: the same draws as without it (the order of the draw stays that of the ids).
+#[test]
+fn a_filter_that_keeps_all_changes_nothing() {
+    let logits = [-1.2, -1.0];
+    for seed in 0..50 {
+        let plain = SamplingParams { seed, ..SamplingParams::default() };
+        let filtered = SamplingParams { top_p: 0.7, top_k: Some(2), ..plain.clone() };
+        let draw = |params: &SamplingParams| sample(&logits, params, (&[], &[])).unwrap().token;
+        assert_eq!(draw(&plain), draw(&filtered), "seed {seed}");
+    }
+}
+
 /// Scenario: ties under greedy; a bias that lifts the worst; a ban.
 /// Guarantees: the lower id wins; a bias of 100 decides; a bias of -100 excludes.
 #[test]
