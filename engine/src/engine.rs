@@ -99,6 +99,7 @@ impl Engine {
 
     fn execute(&mut self, plan: Plan, report: &mut StepReport) {
         let Plan { batch, keys, rows } = plan;
+        report.outputs.reserve(rows);
         let submitted = self.runner.submit(&batch);
         self.scheduler.take_back(batch);
         let outcome = submitted.and_then(|()| {
@@ -135,7 +136,7 @@ impl Engine {
         self.scheduler.roster.running.values_mut().for_each(|sequence| sequence.table.break_chain());
     }
 
-    /// How full the engine is, between steps.
+    /// How full the engine is, between steps. O(sequences).
     pub fn queue_figures(&self) -> QueueFigures {
         let roster = &self.scheduler.roster;
         let running = roster.running.values();
