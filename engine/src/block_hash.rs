@@ -1,7 +1,8 @@
 //! Chained block hashes (SPEC C2, DESIGN §2.1): the name under which a full KV block is shared.
 //!
-//! `local[i]` is XXH3-64, seed 1337, over the block's token ids as little-endian `u32`. `chain[0] = local[0]`, or, with a salt,
-//! the hash of `salt ‖ local[0]`; `chain[i]` is the hash of `chain[i-1] ‖ local[i]`. So a hash names a block *and* all before it.
+//! `local[i]` is XXH3-64, seed 1337, over the block's token ids as little-endian `u32`. `chain[0] = local[0]`, or, with
+//! a salt, the hash of `salt ‖ local[0]`; `chain[i]` is the hash of `chain[i-1] ‖ local[i]`. So a hash names a block
+//! *and* all before it.
 //!
 //! Invariant: the gateway and the engine call this one file, so a predicted hit and a real one can be compared.
 //!

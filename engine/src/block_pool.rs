@@ -1,19 +1,24 @@
-//! The pool of KV blocks (SPEC C1, C2): fixed size, counted references, a quota before pages, and an index of what may be reused.
+//! The pool of KV blocks (SPEC C1, C2): fixed size, counted references, a quota before pages, and an index of what may
+//! be reused.
 //!
-//! A block is in exactly one of three places: *free* (no content), *used* (one or more tables hold it), or *cached* (nobody holds
-//! it, its content is named in the index, and it may be evicted). Freed blocks without a name go to the free list, named ones to the
-//! recent end of an LRU list. A page is taken from the free list, else by evicting the least recent cached block.
+//! A block is in exactly one of three places: *free* (no content), *used* (one or more tables hold it), or *cached*
+//! (nobody holds it, its content is named in the index, and it may be evicted). Freed blocks without a name go to the
+//! free list, named ones to the recent end of an LRU list. A page is taken from the free list, else by evicting the
+//! least recent cached block.
 //!
 //! Invariants:
-//! - Quota: `reserved <= free + cached`, so a reserved page can always be had; [`BlockPool::available`] is what is left to promise.
-//! - A parent is never evicted before its child. Tables hold whole chains of *canonical* blocks (publishing a content that has a name
-//!   already gives back the block that has it), release from the tail and acquire from the head; so a child with references has a
-//!   parent with references, and an unreferenced child is older in the LRU than its parent.
+//! - Quota: `reserved <= free + cached`, so a reserved page can always be had; [`BlockPool::available`] is what is left
+//!   to promise.
+//! - A parent is never evicted before its child. Tables hold whole chains of *canonical* blocks (publishing a content
+//!   that has a name already gives back the block that has it), release from the tail and acquire from the head; so a
+//!   child with references has a parent with references, and an unreferenced child is older in the LRU than its parent.
 //! - A hit is exact: hash, tokens, parent hash and salt must all agree, so a hash collision can't hand out foreign KV.
 //!
-//! Cost: O(1) a call, O(block size) for publish and lookup, O(blocks) for `check_invariants`. Memory: about
-//! `40 + 4 × block_size` bytes a block and a hash-map entry a cached block, bounded by the pool's size. Pending events are bounded by
-//! the calls since the last [`BlockPool::take_events`], which the engine makes once a step.
+//! Cost: O(1) a call, O(block size) for publish and lookup, O(blocks) for `check_invariants`. Memory: about `40 + 4 ×
+//! block_size` bytes a block and a hash-map entry a cached block, bounded by the pool's size. Pending events are
+//! bounded by the calls since the last [`BlockPool::take_events`], which the engine makes once a step.
+
+mod leak_check;
 
 use std::collections::HashMap;
 
@@ -270,64 +275,5 @@ impl BlockPool {
             (name.hash, name.parent, name.salt) == (content.hash, content.parent, content.salt)
                 && self.tokens[start..start + self.block_size] == *content.tokens
         })
-    }
-
-    /// The leak checker: compares the pool with the tables that exist. `held` yields each block once for each table that holds it,
-    /// `promised` is the sum of their promises. Errors say what is wrong and with which block.
-    pub fn check_invariants(&self, held: impl Iterator<Item = BlockId>, promised: usize) -> Result<(), String> {
-        let mut expected = vec![0u32; self.blocks.len()];
-        for block in held {
-            expected[block.0 as usize] += 1;
-        }
-        if promised != self.reserved {
-            return Err(format!("tables hold {promised} promises and the pool has given {}", self.reserved));
-        }
-        if self.reserved > self.free.len() + self.cached.len() {
-            return Err(format!("{} pages are promised and fewer can be had", self.reserved));
-        }
-        // Position in the LRU + 1, or 0 for blocks outside it.
-        let mut age = vec![0usize; self.blocks.len()];
-        for (position, block) in self.cached.iter().enumerate() {
-            age[block as usize] = position + 1;
-        }
-        let mut places = vec![0u32; self.blocks.len()];
-        self.free.iter().for_each(|block| places[*block as usize] += 1);
-        for (block, state) in self.blocks.iter().enumerate() {
-            if state.references != expected[block] {
-                return Err(format!(
-                    "block {block} has {} references, tables hold {}",
-                    state.references, expected[block]
-                ));
-            }
-            let homes = places[block] + u32::from(age[block] > 0) + u32::from(state.references > 0);
-            if homes != 1 {
-                return Err(format!("block {block} is in {homes} of free list, LRU and use"));
-            }
-            self.check_name(block, &age)?;
-        }
-        let named = self.blocks.iter().filter(|state| state.name.is_some()).count();
-        if named != self.index.len() {
-            return Err(format!("{named} blocks have names and the index has {}", self.index.len()));
-        }
-        Ok(())
-    }
-
-    fn check_name(&self, block: usize, age: &[usize]) -> Result<(), String> {
-        let Some(name) = self.blocks[block].name else {
-            return if age[block] > 0 { Err(format!("block {block} is cached without a name")) } else { Ok(()) };
-        };
-        if self.index.get(&name.hash).map(|holder| holder.0 as usize) != Some(block) {
-            return Err(format!("block {block} has name {:?}, which the index gives to another", name.hash));
-        }
-        if let Some(parent) = name.parent.and_then(|parent| self.index.get(&parent)) {
-            let parent = parent.0 as usize;
-            if self.blocks[parent].references < self.blocks[block].references {
-                return Err(format!("block {block} has more references than its parent {parent}"));
-            }
-            if age[parent] > 0 && age[parent] < age[block] {
-                return Err(format!("block {parent} would be evicted before its child {block}"));
-            }
-        }
-        Ok(())
     }
 }

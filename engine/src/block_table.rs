@@ -1,9 +1,11 @@
-//! The block table of one sequence (SPEC C1): which physical block holds each `block_size` positions, and its share of the quota.
+//! The block table of one sequence (SPEC C1): which physical block holds each `block_size` positions, and its share of
+//! the quota.
 //!
-//! Invariants: promised pages become blocks before new promises are asked for; the first `published` blocks are canonical (see
-//! `block_pool`) and are never written again; [`BlockTable::release`] gives everything back, tail first.
+//! Invariants: promised pages become blocks before new promises are asked for; the first `published` blocks are
+//! canonical (see `block_pool`) and are never written again; [`BlockTable::release`] gives everything back, tail first.
 //!
-//! Cost: O(new blocks) to grow, O(block size) for each published block, O(blocks) to release. 4 bytes a block. Bound: the sequence's context / block size.
+//! Cost: O(new blocks) to grow, O(block size) for each published block, O(blocks) to release. 4 bytes a block. Bound:
+//! the sequence's context / block size.
 
 use crate::block_pool::{BlockContent, BlockId, BlockPool, OutOfBlocks, Published};
 
@@ -39,8 +41,8 @@ impl BlockTable {
         Ok(Self { blocks, reserved: fresh, published: shared.len(), chain: Chain::Open })
     }
 
-    /// Has blocks for `tokens` positions: from the promise first, then from what the pool can still promise. Blocks got before the
-    /// pool ran out stay in the table.
+    /// Has blocks for `tokens` positions: from the promise first, then from what the pool can still promise. Blocks got
+    /// before the pool ran out stay in the table.
     pub fn grow_to(&mut self, pool: &mut BlockPool, tokens: usize) -> Result<(), OutOfBlocks> {
         let wanted = blocks_for(tokens, pool.block_size());
         while self.blocks.len() < wanted {
@@ -82,8 +84,8 @@ impl BlockTable {
         self.chain = Chain::Broken;
     }
 
-    /// Takes the names of this table's blocks away, from the tail to the first block that others use too: their content is not to
-    /// be trusted.
+    /// Takes the names of this table's blocks away, from the tail to the first block that others use too: their content
+    /// is not to be trusted.
     pub fn forget_own(&mut self, pool: &mut BlockPool) {
         self.chain = Chain::Broken;
         for block in self.blocks[..self.published].iter().rev() {

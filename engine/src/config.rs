@@ -1,6 +1,7 @@
 //! The engine's settings (SPEC B7, B8, C1, C2), checked once at construction.
 //!
-//! Invariant: a validated configuration can always make progress: every running sequence fits in one step's token budget.
+//! Invariant: a validated configuration can always make progress: in each step every running sequence can take a token,
+//! and a prompt at least one.
 //!
 //! Cost: none. No state.
 
@@ -9,7 +10,8 @@ use crate::{Micros, prefix_cache::PrefixCacheMode, runner::RunnerShape};
 /// How many pages a sequence reserves for tokens it is yet to generate, when it starts (SPEC C1: quota before pages).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrowthQuota {
-    /// For this many tokens, or for what it can still generate if that is less. Beyond it, pages are asked for one by one and a sequence may be preempted.
+    /// For this many tokens, or for what it can still generate if that is less. Beyond it, pages are asked for one by
+    /// one and a sequence may be preempted.
     Tokens(usize),
     /// For all it can generate: fewer run at once, and none is preempted for want of pages.
     Full,
@@ -29,11 +31,12 @@ pub enum LanePreemption {
 /// See the file's header. `Default` suits one CPU instance with a small model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Most new tokens in a step, decode and prefill together. Default 512. At least `max_running`.
+    /// Most new tokens in a step, decode and prefill together. Default 512. More than `max_running`.
     pub token_budget: usize,
     /// Most sequences with KV. Default 64.
     pub max_running: usize,
-    /// Most sequences waiting for their first step; the next is refused. Default 1024. Preempted ones come on top, at most `max_running`.
+    /// Most sequences waiting for their first step; the next is refused. Default 1024. Preempted ones come on top, at
+    /// most `max_running`.
     pub max_waiting: usize,
     /// Default on.
     pub prefix_cache: PrefixCacheMode,
@@ -45,7 +48,8 @@ pub struct EngineConfig {
     pub growth_quota: GrowthQuota,
     /// Default: background work gives way.
     pub lane_preemption: LanePreemption,
-    /// Longest time for which later arrivals with tighter deadlines may overtake a sequence in its lane, in microseconds. Default 30 s.
+    /// Longest time for which later arrivals with tighter deadlines may overtake a sequence in its lane, in
+    /// microseconds. Default 30 s.
     pub max_overtake_us: Micros,
 }
 
@@ -71,7 +75,8 @@ pub enum ConfigError {
     #[error("engine.{field} is {value}; it must be at least {least}")]
     TooSmall { field: &'static str, value: i64, least: i64 },
     #[error(
-        "engine.token_budget is {token_budget}; it must be at least max_running ({max_running}), so that every running sequence can take a token in each step"
+        "engine.token_budget is {token_budget}; it must be above max_running ({max_running}), \
+         so that in each step every running sequence can take a token and a prompt gets on"
     )]
     BudgetBelowRunning { token_budget: usize, max_running: usize },
     #[error("the runner has {value} {field}; it must have {expected}")]
@@ -94,7 +99,7 @@ impl EngineConfig {
         if self.max_overtake_us < 0 {
             return Err(ConfigError::TooSmall { field: "max_overtake_us", value: self.max_overtake_us, least: 0 });
         }
-        if self.token_budget < self.max_running {
+        if self.token_budget <= self.max_running {
             let Self { token_budget, max_running, .. } = *self;
             return Err(ConfigError::BudgetBelowRunning { token_budget, max_running });
         }

@@ -1,7 +1,7 @@
 //! Tokens to text, one at a time, byte-exact.
 //!
-//! A token is a run of bytes that may end inside a character. Bytes of an unfinished character wait; bytes that can't become one turn into
-//! U+FFFD, exactly as `String::from_utf8_lossy` would do on the whole output.
+//! A token is a run of bytes that may end inside a character. Bytes of an unfinished character wait; bytes that can't
+//! become one turn into U+FFFD, exactly as `String::from_utf8_lossy` would do on the whole output.
 //!
 //! Invariant: the pieces joined, with [`Detokenizer::finish`], equal the lossy decoding of all bytes joined.
 //!

@@ -1,11 +1,11 @@
-//! The engine's loop (SPEC B7): schedule → submit → prepare → collect → finish. Control flow only; decisions are in `scheduler`, arithmetic in the
-//! runner and `sampler`, and what happened is returned and not done.
+//! The engine's loop (SPEC B7): schedule → submit → prepare → collect → finish. Control flow only; decisions are in
+//! `scheduler`, arithmetic in the runner and `sampler`, and what happened is returned and not done.
 //!
-//! Invariants: one thread owns an engine; after each step every block is free, cached or held by a running sequence (checked in debug
-//! builds); a runner's error ends the sequences of its batch and the engine goes on.
+//! Invariants: one thread owns an engine; after each step every block is free, cached or held by a running sequence
+//! (checked in debug builds); a runner's error ends the sequences of its batch and the engine goes on.
 //!
-//! Cost: see `scheduler` and `sampler`; debug builds add O(blocks) a step for the leak check. State: sequences (bounded by `max_running + max_waiting`) and
-//! the pool's tables.
+//! Cost: see `scheduler` and `sampler`; debug builds add O(blocks) a step for the leak check. State: sequences (bounded
+//! by `max_running + max_waiting`) and the pool's tables.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::{
     Micros,
     block_hash::prompt_block_hashes,
     config::{ConfigError, EngineConfig},
-    finish::{Finishing, close_output},
+    finish::{Finishing, check_logits, close_output},
     lanes::LANES,
     request::{FinishReason, GenerateRequest, SequenceId, SubmitRejection},
-    runner::{BatchLogits, ModelRunner, RunnerError, RunnerShape},
+    runner::{ModelRunner, RunnerShape},
     sampler::Sampler,
     scheduler::{Plan, Scheduler},
     sequence::Sequence,
@@ -87,10 +87,8 @@ impl Engine {
         }
         self.steps += 1;
         report.kv_events = self.scheduler.pool.take_events();
-        let modelled_us = report.stats.modelled_us;
         report.stats = self.scheduler.close_stats();
         report.stats.step = self.steps;
-        report.stats.modelled_us = modelled_us;
         if cfg!(debug_assertions)
             && let Err(fault) = self.check_invariants()
         {
@@ -100,24 +98,24 @@ impl Engine {
     }
 
     fn execute(&mut self, plan: Plan, report: &mut StepReport) {
-        let Plan { batch, keys } = plan;
+        let Plan { batch, keys, rows } = plan;
+        report.outputs.reserve(rows);
         let submitted = self.runner.submit(&batch);
-        self.scheduler.take_back(batch, &keys);
-        let outcome: Result<BatchLogits, RunnerError> = submitted.and_then(|()| {
-            self.scheduler.prepare(&keys);
+        self.scheduler.take_back(batch);
+        let outcome = submitted.and_then(|()| {
+            self.scheduler.prepare();
             self.runner.collect()
         });
+        let checked = outcome.and_then(|logits| check_logits(logits, rows, self.shape.vocab));
         let mut finishing = Finishing {
             scheduler: &mut self.scheduler,
             sampler: &mut self.sampler,
             vocabulary: self.vocabulary.as_ref(),
             outputs: &mut report.outputs,
         };
-        let checked =
-            outcome.and_then(|logits| finishing.check_shape(&keys, &logits, self.shape.vocab).map(|()| logits));
         match checked {
             Ok(logits) => {
-                report.stats.modelled_us = logits.modelled_us;
+                finishing.scheduler.stats.modelled_us = logits.modelled_us;
                 finishing.accept(&keys, &logits);
             }
             Err(error) => finishing.fail(&keys, &error),
@@ -138,7 +136,7 @@ impl Engine {
         self.scheduler.roster.running.values_mut().for_each(|sequence| sequence.table.break_chain());
     }
 
-    /// How full the engine is, between steps.
+    /// How full the engine is, between steps. O(sequences).
     pub fn queue_figures(&self) -> QueueFigures {
         let roster = &self.scheduler.roster;
         let running = roster.running.values();

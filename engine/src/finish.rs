@@ -1,7 +1,7 @@
 //! The end of a step: logits become tokens, full blocks get their names, finished sequences give their blocks back.
 //!
-//! Invariant: a block is named only after its KV was computed and its sequence's logits were sound; a failure ends the sequences it concerns and
-//! no others.
+//! Invariant: a block is named only after its KV was computed and its sequence's logits were sound; a failure ends the
+//! sequences it concerns and no others.
 //!
 //! Cost: one sample for each sequence that draws, O(1) bookkeeping besides. No state.
 
@@ -29,14 +29,13 @@ impl Finishing<'_> {
     pub fn accept(&mut self, keys: &[RunKey], logits: &BatchLogits) {
         let mut row = 0;
         for key in keys {
-            if self.sequence(key).draws_in_this_step() {
+            let Scheduler { roster, pool, cache, .. } = &mut *self.scheduler;
+            let sequence = roster.running.get_mut(key).expect("invariant: planned sequences run");
+            if sequence.draws_in_this_step() {
                 self.draw(key, logits.row(row));
                 row += 1;
             } else {
-                let Scheduler { roster, pool, cache, .. } = &mut *self.scheduler;
-                if let Some(sequence) = roster.running.get_mut(key) {
-                    sequence.mark_computed(pool, cache);
-                }
+                sequence.mark_computed(pool, cache);
             }
         }
     }
@@ -47,16 +46,6 @@ impl Finishing<'_> {
             let output = self.sequence(key).empty_output();
             self.end(key, output, (FinishReason::Failed, Some(error.to_string())));
         }
-    }
-
-    /// Checks that the runner gave as many logits as were asked for.
-    pub fn check_shape(&self, keys: &[RunKey], logits: &BatchLogits, vocab: usize) -> Result<(), RunnerError> {
-        let rows = keys.iter().filter(|key| self.sequence(key).draws_in_this_step()).count();
-        if logits.vocab == vocab && logits.values.len() == rows * vocab {
-            return Ok(());
-        }
-        let (got, width) = (logits.values.len(), logits.vocab);
-        Err(RunnerError(format!("gave {got} logits in rows of {width}; the batch wants {rows} rows of {vocab}")))
     }
 
     fn draw(&mut self, key: &RunKey, row: &[f32]) {
@@ -82,7 +71,7 @@ impl Finishing<'_> {
         let id = self.sequence(key).request.id;
         let Scheduler { roster, pool, .. } = &mut *self.scheduler;
         let sequence = roster.remove(id, pool).expect("invariant: planned sequences run");
-        self.outputs.push(close_output(sequence, output, (reason, error)));
+        self.outputs.push(close_output(*sequence, output, (reason, error)));
     }
 
     fn sequence(&self, key: &RunKey) -> &Sequence {
@@ -90,9 +79,18 @@ impl Finishing<'_> {
     }
 }
 
+/// Checks that the runner gave as many logits as were asked for.
+pub(crate) fn check_logits(logits: BatchLogits, rows: usize, vocab: usize) -> Result<BatchLogits, RunnerError> {
+    if logits.vocab == vocab && logits.values.len() == rows * vocab {
+        return Ok(logits);
+    }
+    let (got, width) = (logits.values.len(), logits.vocab);
+    Err(RunnerError(format!("gave {got} logits in rows of {width}; the batch wants {rows} rows of {vocab}")))
+}
+
 /// Completes the last output of a sequence that was removed.
 pub(crate) fn close_output(
-    mut sequence: Box<Sequence>,
+    mut sequence: Sequence,
     mut output: SequenceOutput,
     (reason, error): (FinishReason, Option<String>),
 ) -> SequenceOutput {

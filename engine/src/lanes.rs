@@ -1,12 +1,13 @@
 //! The waiting room: three lanes (SPEC B8), each in order of who runs next.
 //!
-//! Within a lane: interrupted sequences first (they wait as short as blocks allow), by arrival; then by least slack, where the due time is
-//! the deadline or `submitted + max_overtake`, whichever is earlier; then by arrival. A sequence whose deadline has passed can no longer
-//! make it and falls back to `submitted + max_overtake` (A4 d). So later arrivals overtake anyone for at most `max_overtake`, and equals go in order
-//! of arrival: nobody starves within a lane.
+//! Within a lane: interrupted sequences first (they wait as short as blocks allow), by arrival; then by least slack,
+//! where the due time is the deadline or `submitted + max_overtake`, whichever is earlier; then by arrival. A sequence
+//! whose deadline has passed can no longer make it and falls back to `submitted + max_overtake` (A4 d). So later
+//! arrivals overtake anyone for at most `max_overtake`, and equals go in order of arrival: nobody starves within a
+//! lane.
 //!
-//! Cost: O(log n) to insert, remove and look at the head (an expired deadline moves its sequence once). Bound: `max_waiting` is held by
-//! `submit`; interrupted sequences come on top, at most `max_running`.
+//! Cost: O(log n) to insert, remove and look at the head (an expired deadline moves its sequence once). Bound:
+//! `max_waiting` is held by `submit`; interrupted sequences come on top, at most `max_running`.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! Who gives way (SPEC B8), by recomputation: the victim's blocks go back, its full ones stay reusable while nobody needs their pages,
-//! and it waits before all fresh sequences of its lane.
+//! Who gives way (SPEC B8), by recomputation: the victim's blocks go back, its full ones stay reusable while nobody
+//! needs their pages, and it waits before all fresh sequences of its lane.
 //!
-//! Invariant: the victim is the last in the order of service (lowest lane, then latest arrival), so the first in that order never gives way
-//! and always makes progress.
+//! Invariant: the victim is the last in the order of service (lowest lane, then latest arrival), so the first in that
+//! order never gives way and always makes progress.
 //!
 //! Cost: O(log n) to find a victim. No state.
 

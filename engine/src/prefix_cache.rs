@@ -1,8 +1,8 @@
 //! Prefix reuse (SPEC C2): how much of a sequence's KV is in the pool already.
 //!
-//! Longest match by chained hash from the first block on; a hit is verified by content (see `block_pool`). Three limits:
-//! the last token is always recomputed (its logits are needed), `max_prefix_tokens` caps what is matched and what is published, and
-//! a match shorter than `min_match_tokens` counts as none.
+//! Longest match by chained hash from the first block on; a hit is verified by content (see `block_pool`). Three
+//! limits: the last token is always recomputed (its logits are needed), `max_prefix_tokens` caps what is matched and
+//! what is published, and a match shorter than `min_match_tokens` counts as none.
 //!
 //! Cost: O(matched tokens) time and 4 bytes a matched block for a lookup. No state of its own: names live in the pool.
 

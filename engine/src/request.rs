@@ -90,7 +90,8 @@ pub enum SubmitRejection {
     #[error("the prompt is empty; at least one token is needed")]
     EmptyPrompt,
     #[error(
-        "this model's maximum context length is {context} tokens; the request asks for {asked} ({prompt} in the prompt, {max_tokens} to generate)"
+        "this model's maximum context length is {context} tokens; \
+         the request asks for {asked} ({prompt} in the prompt, {max_tokens} to generate)"
     )]
     ContextExceeded { context: usize, asked: usize, prompt: usize, max_tokens: usize },
     #[error("the request needs {blocks} KV blocks and the pool has {pool}")]

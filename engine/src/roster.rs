@@ -1,9 +1,11 @@
 //! Who is in the engine and in which state: waiting in a lane, or running with KV.
 //!
-//! Invariant: a sequence is in exactly one place, and `places` says which; only running sequences hold blocks. Running ones are ordered by
-//! lane, then arrival: the order of service, and from its end the order in which they give way (SPEC B8).
+//! Invariant: a sequence is in exactly one place, and `places` says which; only running sequences hold blocks. Running
+//! ones are ordered by lane, then arrival: the order of service, and from its end the order in which they give way
+//! (SPEC B8).
 //!
-//! Cost: O(log n) a move. Memory: a map entry a sequence. Bounds: `max_running` and `max_waiting`, held by the scheduler and `submit`.
+//! Cost: O(log n) a move. Memory: a map entry a sequence. Bounds: `max_running` and `max_waiting`, held by the
+//! scheduler and `submit`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -118,9 +120,9 @@ impl Roster {
     }
 
     /// Removes all sequences marked by `cancel`, with their KV.
-    pub fn take_cancelled(&mut self, pool: &mut BlockPool) -> Vec<Box<Sequence>> {
+    pub fn take_cancelled(&mut self, pool: &mut BlockPool) -> Vec<Sequence> {
         let ids = std::mem::take(&mut self.cancelled);
-        ids.into_iter().filter_map(|id| self.remove(id, pool)).collect()
+        ids.into_iter().filter_map(|id| self.remove(id, pool)).map(|sequence| *sequence).collect()
     }
 
     /// Removes a sequence and gives its blocks back.

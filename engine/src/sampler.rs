@@ -1,15 +1,17 @@
 //! Logits to tokens.
 //!
-//! Order: repetition penalty, frequency and presence penalty, logit bias, temperature, top-k, top-p, min-p, draw. Log-probabilities are
-//! the log-softmax of the logits as the model gave them, before all of that.
+//! Order: repetition penalty, frequency and presence penalty, logit bias, temperature, top-k, top-p, min-p, draw.
+//! Log-probabilities are the log-softmax of the logits as the model gave them, before all of that.
 //!
-//! The draw inverts the cumulative distribution of the kept tokens in order of token id, at a number that depends only on the seed and on the
-//! index of the token in the output. So a request gives the same tokens in any batch and after any preemption.
+//! The draw inverts the cumulative distribution of the kept tokens in order of token id, at a number that depends only
+//! on the seed and on the index of the token in the output. So a request gives the same tokens in any batch and after
+//! any preemption.
 //!
-//! Invariant: NaN, +inf, or nothing but -inf among the logits is an error and never a token. -inf alone marks a token that can't be drawn.
+//! Invariant: NaN, +inf, or nothing but -inf among the logits is an error and never a token. -inf alone marks a token
+//! that can't be drawn.
 //!
-//! Cost: O(vocab) time; top-k adds O(k log k), top-p O(n log n) in the n best tokens that reach it (found by growing n eightfold).
-//! Memory: 16 bytes a vocabulary entry, reused from call to call.
+//! Cost: O(vocab) time; top-k adds O(k log k), top-p O(n log n) in the n best tokens that reach it (found by growing n
+//! eightfold). Memory: 16 bytes a vocabulary entry, reused from call to call.
 
 use std::cmp::Ordering;
 
@@ -127,9 +129,7 @@ fn choose(logits: &[f32], draw: &Draw<'_>, scratch: (&mut Vec<f64>, &mut Vec<u32
     if draw.params.min_p > 0.0 {
         kept.retain(|token| weights[*token as usize] >= f64::from(draw.params.min_p));
     }
-    if kept.len() < logits.len() {
-        kept.sort_unstable();
-    }
+    kept.sort_unstable();
     Ok(invert(weights, kept, uniform(draw.params.seed, draw.index)).unwrap_or(best as u32))
 }
 

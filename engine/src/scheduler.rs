@@ -1,15 +1,16 @@
 //! Who runs in this step (SPEC B7, B8): iteration-level continuous batching under a token budget.
 //!
-//! Order of a plan: one token for each decoding sequence; then lane by lane the prefills under way and the sequences that wait, in chunks
-//! of what the budget leaves. A lane admits only while no higher lane waits, so L3 fills idle capacity only. If pages run out in
-//! decode, the last in the order of service gives way, and nobody is admitted in that step. A lane whose head doesn't fit waits; later ones don't
-//! slip past it.
+//! Order of a plan: one token for each decoding sequence; then lane by lane the prefills under way and the sequences
+//! that wait, in chunks of what the budget leaves. A lane admits only while no higher lane waits, so L3 fills idle
+//! capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
+//! that step. A lane whose head doesn't fit waits; later ones don't slip past it.
 //!
-//! Invariants: a step plans at most `token_budget` tokens and runs at most `max_running` sequences; planned tokens have blocks; a running prefill
-//! never lacks pages, because they were promised when it started.
+//! Invariants: a step plans at most `token_budget` tokens and runs at most `max_running` sequences; planned tokens have
+//! blocks; a running prefill never lacks pages, because they were promised when it started.
 //!
-//! Cost of a step: O(r + (a + p) log n) for r running, a admitted, p preempted of n sequences, plus O(prefix) for the lookup of each admitted head and of
-//! one head that doesn't fit, plus the planned tokens. State: the sequences, bounded by `max_running + max_waiting`.
+//! Cost of a step: O(n log n) for n sequences: each running one is visited a constant number of times, each admitted,
+//! preempted or finished one costs O(log n), plus O(prefix) for the lookup of each admitted head and of one that
+//! doesn't fit, plus the planned tokens. State: the sequences, bounded by `max_running + max_waiting`.
 
 use crate::{
     Micros,
@@ -28,10 +29,11 @@ use crate::{
 };
 
 /// What one step runs: the batch, and the sequence behind each slot.
-#[derive(Default)]
 pub(crate) struct Plan {
     pub batch: Batch,
     pub keys: Vec<RunKey>,
+    /// Slots that want logits.
+    pub rows: usize,
 }
 
 /// Whether a head could be let in.
@@ -85,20 +87,30 @@ impl Scheduler {
         self.assemble()
     }
 
-    /// One token for each decoding sequence, in order of service.
+    /// One token for each decoding sequence, in order of service. Where pages run out, the last in that order gives
+    /// way.
     fn plan_decodes(&mut self, budget: &mut TokenBudget) {
-        let decoding: Vec<RunKey> = self.keys_where(Sequence::is_decoding);
-        for key in decoding {
-            while let Some(sequence) = self.roster.running.get_mut(&key) {
-                let positions = sequence.len();
-                if sequence.table.grow_to(&mut self.pool, positions).is_ok() {
-                    sequence.planned = budget.take(1);
-                    break;
-                }
+        let mut start = self.roster.running.first_key_value().map(|(key, _)| *key);
+        while let Some(key) = start {
+            start = self.plan_decodes_from(key, budget);
+            if start.is_some() {
                 let victim = victim_for_pages(&self.roster).expect("invariant: somebody runs");
                 self.interrupt(victim, budget);
             }
         }
+    }
+
+    /// Plans decodes from `start` on; `Some` names the one for which there is no page.
+    fn plan_decodes_from(&mut self, start: RunKey, budget: &mut TokenBudget) -> Option<RunKey> {
+        let running = self.roster.running.range_mut(start..);
+        for (key, sequence) in running.filter(|(_, sequence)| sequence.is_decoding()) {
+            let positions = sequence.len();
+            if sequence.table.grow_to(&mut self.pool, positions).is_err() {
+                return Some(*key);
+            }
+            sequence.planned = budget.take(1);
+        }
+        None
     }
 
     /// The next chunk of each prefill of `lane` that is under way.
@@ -165,7 +177,9 @@ impl Scheduler {
     }
 
     fn assemble(&mut self) -> Plan {
-        let mut plan = Plan::default();
+        let most = self.roster.running.len();
+        let batch = Batch { slots: Vec::with_capacity(most) };
+        let mut plan = Plan { batch, keys: Vec::with_capacity(most), rows: 0 };
         for (key, sequence) in self.roster.running.iter_mut().filter(|(_, sequence)| sequence.planned > 0) {
             let mut slot = self.spare.pop().unwrap_or_else(empty_slot);
             slot.sequence = sequence.request.id;
@@ -174,6 +188,7 @@ impl Scheduler {
             slot.position = sequence.computed;
             slot.blocks = sequence.table.lend();
             slot.wants_logits = sequence.draws_in_this_step();
+            plan.rows += usize::from(slot.wants_logits);
             if sequence.is_decoding() {
                 self.stats.decode_tokens += 1;
             } else {
@@ -186,19 +201,17 @@ impl Scheduler {
     }
 
     /// Puts the block tables back that `schedule` lent. The runner has what it needs of the batch.
-    pub fn take_back(&mut self, batch: Batch, keys: &[RunKey]) {
-        for (mut slot, key) in batch.slots.into_iter().zip(keys) {
-            let sequence = self.roster.running.get_mut(key).expect("invariant: planned sequences run");
+    pub fn take_back(&mut self, batch: Batch) {
+        for (mut slot, sequence) in batch.slots.into_iter().zip(planned(&mut self.roster)) {
             sequence.table.put_back(std::mem::take(&mut slot.blocks));
             self.spare.push(slot);
         }
     }
 
-    /// Work for the next step that needs no results of this one, done while the runner computes: pages for the decodes to come.
-    /// Takes only what is free; if pages lack, the next `schedule` decides who gives way.
-    pub fn prepare(&mut self, keys: &[RunKey]) {
-        for key in keys {
-            let sequence = self.roster.running.get_mut(key).expect("invariant: planned sequences run");
+    /// Work for the next step that needs no results of this one, done while the runner computes: pages for the decodes
+    /// to come. Takes only what is free; if pages lack, the next `schedule` decides who gives way.
+    pub fn prepare(&mut self) {
+        for sequence in planned(&mut self.roster) {
             let positions = sequence.len() + 1;
             if sequence.draws_in_this_step()
                 && positions <= sequence.most_positions()
@@ -207,11 +220,6 @@ impl Scheduler {
                 return;
             }
         }
-    }
-
-    fn keys_where(&self, wanted: impl Fn(&Sequence) -> bool) -> Vec<RunKey> {
-        let running = self.roster.running.iter();
-        running.filter(|(_, sequence)| wanted(sequence)).map(|(key, _)| *key).collect()
     }
 
     /// The figures of the step that ends, and a clean sheet for the next.
@@ -234,6 +242,11 @@ impl Scheduler {
             ..std::mem::take(&mut self.stats)
         }
     }
+}
+
+/// The sequences of the step under way, in the order of its batch.
+fn planned(roster: &mut Roster) -> impl Iterator<Item = &mut Sequence> {
+    roster.running.values_mut().map(Box::as_mut).filter(|sequence| sequence.planned > 0)
 }
 
 /// Plans as much of what remains as the budget has, and sees to its blocks.

@@ -1,10 +1,10 @@
 //! One sequence while it lives: its request, its tokens, its KV and its text.
 //!
-//! Invariants: KV exists for the first `computed` tokens and nothing else; `planned` tokens run in the current step; a sequence that waits has
-//! no blocks. Every known token but the last sampled one has its KV before the next is drawn.
+//! Invariants: KV exists for the first `computed` tokens and nothing else; `planned` tokens run in the current step; a
+//! sequence that waits has no blocks. Every known token but the last sampled one has its KV before the next is drawn.
 //!
-//! Cost: O(1) a token, plus O(block size) for each block that becomes full. Memory: 4 bytes a generated token, 12 bytes a block, the history of
-//! `token_history`; bounded by the context.
+//! Cost: O(1) a token, plus O(block size) for each block that becomes full. Memory: 4 bytes a generated token, 12 bytes
+//! a block, the history of `token_history`; bounded by the context.
 
 use crate::{
     Micros,
@@ -37,7 +37,8 @@ pub(crate) struct Sequence {
     pub arrival: Arrival,
     pub submitted: Micros,
     pub generated: Vec<u32>,
-    /// Hashes of full blocks so far; of the prompt from the start, of the output as it grows. Empty if nothing is reused.
+    /// Hashes of full blocks so far; of the prompt from the start, of the output as it grows. Empty if nothing is
+    /// reused.
     pub hashes: Vec<BlockHash>,
     pub table: BlockTable,
     pub computed: usize,

@@ -1,12 +1,14 @@
 //! Stop strings and the text that may be shown (SPEC E1).
 //!
-//! Text that could still turn out to begin a stop string is held back until it is decided, and released at the end if it did not.
-//! The match that *completes* first ends the text; of those completing together the longest. This does not depend on where tokens end.
+//! Text that could still turn out to begin a stop string is held back until it is decided, and released at the end if
+//! it did not. The match that *completes* first ends the text; of those completing together the longest. This does not
+//! depend on where tokens end.
 //!
-//! Invariants: shown text never contains a stop string, nor the beginning of one that is completed later; shown text is whole characters.
+//! Invariants: shown text never contains a stop string, nor the beginning of one that is completed later; shown text is
+//! whole characters.
 //!
-//! Cost: O(bytes × stop strings) amortised (one Knuth-Morris-Pratt automaton each). Bound: at most the longest stop string's bytes are held, with
-//! at most [`MAX_STOP_STRINGS`] strings of at most [`MAX_STOP_BYTES`] bytes.
+//! Cost: O(bytes × stop strings) amortised (one Knuth-Morris-Pratt automaton each). Bound: at most the longest stop
+//! string's bytes are held, with at most [`MAX_STOP_STRINGS`] strings of at most [`MAX_STOP_BYTES`] bytes.
 
 pub use crate::detokenizer::{Detokenizer, TokenBytes};
 
@@ -14,6 +16,9 @@ pub use crate::detokenizer::{Detokenizer, TokenBytes};
 pub const MAX_STOP_STRINGS: usize = 32;
 /// Longest stop string, in bytes; longer ones are refused at submission.
 pub const MAX_STOP_BYTES: usize = 1024;
+
+/// Most stop tokens in a request; more are refused at submission.
+pub const MAX_STOP_TOKENS: usize = 256;
 
 /// Whether the text goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! What a request must fulfil before the engine keeps anything of it.
 //!
-//! Invariant: past this check no value of a request can make the sampler or the scheduler fail. Errors name the field, its value and what would be right.
+//! Invariant: past this check no value of a request can make the sampler or the scheduler fail. Errors name the field,
+//! its value and what would be right.
 //!
 //! Cost: O(prompt + bias entries). No state.
 
@@ -8,7 +9,7 @@ use crate::{
     block_table::blocks_for,
     request::{GenerateRequest, SamplingParams, StopConditions, SubmitRejection},
     runner::RunnerShape,
-    stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS},
+    stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS},
 };
 
 /// Checks `request` against the model.
@@ -40,6 +41,9 @@ fn invalid(field: &'static str, value: impl ToString, expected: &'static str) ->
 fn validate_stop(stop: &StopConditions) -> Result<(), SubmitRejection> {
     if stop.max_tokens == 0 {
         return Err(invalid("max_tokens", 0, "at least 1"));
+    }
+    if stop.stop_tokens.len() > MAX_STOP_TOKENS {
+        return Err(invalid("stop_token_ids", format!("{} tokens", stop.stop_tokens.len()), "at most 256 tokens"));
     }
     if stop.stop_strings.len() > MAX_STOP_STRINGS {
         return Err(invalid("stop", format!("{} strings", stop.stop_strings.len()), "at most 32 strings"));
