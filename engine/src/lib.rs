@@ -13,21 +13,42 @@
 //! | `runner` | the [`ModelRunner`](runner::ModelRunner) seam: CPU today, simulated for tests, CUDA later |
 //! | `events` | KV events: stored, removed, cleared |
 //! | `step` | the report of one step |
-//! | `engine` | the step loop: schedule, execute, finish |
-//! | `scheduler`, `token_budget`, `lanes` | who runs in this step (SPEC B7, B8) |
-//! | `block_pool`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
-//! | `sampler` | logits to tokens |
-//! | `stop` | stop tokens and strings, incremental detokenisation |
+//! | `config`, `validate` | settings and requests, checked before anything is kept |
+//! | `engine`, `finish` | the step loop: schedule, execute, finish |
+//! | `sequence`, `roster` | one sequence; all of them, waiting or running |
+//! | `scheduler`, `token_budget`, `lanes`, `preemption` | who runs in this step, who gives way (SPEC B7, B8) |
+//! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
+//! | `sampler`, `token_history` | logits to tokens |
+//! | `stop`, `detokenizer` | stop strings, incremental detokenisation |
 //! | `tokenizer`, `chat_template` | text to tokens and back, from the model file |
 //! | `model/` | GGUF, weights, one file a model family |
 
+pub mod block_hash;
+pub mod block_pool;
+pub mod block_table;
 pub mod chat_template;
+pub mod config;
+pub mod detokenizer;
+pub mod engine;
 pub mod events;
+mod finish;
+mod lanes;
+mod lru;
 pub mod model;
+mod preemption;
+pub mod prefix_cache;
 pub mod request;
+mod roster;
 pub mod runner;
+pub mod sampler;
+mod scheduler;
+mod sequence;
 pub mod step;
+pub mod stop;
+pub mod token_budget;
+pub mod token_history;
 pub mod tokenizer;
+mod validate;
 
 /// Microseconds since the Unix epoch (or since zero on a virtual clock). The engine only compares and subtracts it.
 pub type Micros = i64;

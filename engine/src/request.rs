@@ -18,7 +18,7 @@ pub enum Lane {
 
 /// How the next token is drawn from the logits. Temperature 0 is greedy; ties go to the lower id.
 ///
-/// Order of application: penalties, temperature, top-k, top-p, min-p, draw.
+/// Order of application: penalties, logit bias, temperature, top-k, top-p, min-p, draw.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     pub temperature: f32,
@@ -90,7 +90,8 @@ pub enum SubmitRejection {
     #[error("the prompt is empty; at least one token is needed")]
     EmptyPrompt,
     #[error(
-        "this model's maximum context length is {context} tokens; the request asks for {asked} ({prompt} in the prompt, {max_tokens} to generate)"
+        "this model's maximum context length is {context} tokens; \
+         the request asks for {asked} ({prompt} in the prompt, {max_tokens} to generate)"
     )]
     ContextExceeded { context: usize, asked: usize, prompt: usize, max_tokens: usize },
     #[error("the request needs {blocks} KV blocks and the pool has {pool}")]
@@ -101,6 +102,8 @@ pub enum SubmitRejection {
     QueueFull { waiting: usize, bound: usize },
     #[error("sequence {0} is in use")]
     DuplicateId(u64),
+    #[error("{field} is {value}; it must be {expected}")]
+    InvalidParameter { field: &'static str, value: String, expected: &'static str },
 }
 
 /// Why a sequence ended.

@@ -5,12 +5,14 @@
 //! The engine plans the next step between the two, so a runner must not need the engine meanwhile.
 
 pub mod cpu;
+pub mod simulated;
 
 use crate::request::SequenceId;
 
 /// One sequence's share of a batch: `tokens` are new and start at `position`; all earlier positions are in its blocks.
 ///
-/// Invariant: `blocks.len() * block_size >= position + tokens.len()`, and no two slots of one batch write the same block.
+/// Invariant: `blocks.len() * block_size >= position + tokens.len()`, and no two slots of one batch write the same
+/// block.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchSlot {
     pub sequence: SequenceId,

@@ -2,6 +2,7 @@
 
 use crate::{
     Micros,
+    block_pool::PoolFigures,
     events::KvEvent,
     request::{FinishReason, SequenceId},
 };
@@ -65,6 +66,23 @@ pub struct StepStats {
     pub blocks_used: u32,
     pub blocks_cached: u32,
     pub blocks_total: u32,
+    /// Time of the batch as the runner measured or modelled it, in microseconds; `None` if it did not or nothing ran.
+    pub modelled_us: Option<Micros>,
+}
+
+/// How full the engine is between steps, and the bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueFigures {
+    /// Waiting sequences of L1, L2, L3, interrupted ones included.
+    pub waiting: [usize; 3],
+    pub max_waiting: usize,
+    pub running: usize,
+    pub max_running: usize,
+    /// Tokens that need KV before their sequence can draw, over waiting and running sequences.
+    pub queued_prefill_tokens: usize,
+    pub pool: PoolFigures,
+    /// When the sequence that waits longest was submitted.
+    pub oldest_waiting: Option<Micros>,
 }
 
 /// Everything a step did.

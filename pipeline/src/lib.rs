@@ -7,8 +7,11 @@
 pub mod config;
 pub mod gateway;
 pub mod ids;
+pub mod load;
+pub mod models;
 pub mod policy;
 pub mod rows;
+pub mod worker;
 
 /// Code generated from `proto/worker.proto`.
 pub mod proto {

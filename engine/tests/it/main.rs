@@ -1,10 +1,21 @@
-//! Integration tests of the engine crate.
+//! Integration tests of the engine, in one binary: one module a subject. They never time anything.
 
-// Helpers of tests unwrap as the tests do.
+// Everything here is a test or a helper of one; the lint only knows functions marked as tests.
 #![allow(clippy::unwrap_used)]
 
+mod batching;
+mod block_hash;
 mod cpu_runner;
 mod data;
 mod gguf_fuzz;
 mod golden;
+mod lanes;
+mod lifecycle;
+mod limits;
+mod pool_twin;
+mod prefix_reuse;
+mod sampler_twin;
+mod simulated_judge;
+mod stop_twin;
+mod support;
 mod tokenizer;

@@ -1,0 +1,119 @@
+//! The engine's settings (SPEC B7, B8, C1, C2), checked once at construction.
+//!
+//! Invariant: a validated configuration can always make progress: in each step every running sequence can take a token,
+//! and a prompt at least one.
+//!
+//! Cost: none. No state.
+
+use crate::{Micros, prefix_cache::PrefixCacheMode, runner::RunnerShape};
+
+/// How many pages a sequence reserves for tokens it is yet to generate, when it starts (SPEC C1: quota before pages).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GrowthQuota {
+    /// For this many tokens, or for what it can still generate if that is less. Beyond it, pages are asked for one by
+    /// one and a sequence may be preempted.
+    Tokens(usize),
+    /// For all it can generate: fewer run at once, and none is preempted for want of pages.
+    Full,
+}
+
+/// Whether a waiting sequence may take the place of a running one of a lower lane (SPEC B8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LanePreemption {
+    /// Only background work (L3) gives way, to L1 and L2.
+    Background,
+    /// Any lower lane gives way.
+    Lower,
+    /// Nobody gives way; a waiting sequence waits for a free place.
+    Off,
+}
+
+/// See the file's header. `Default` suits one CPU instance with a small model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Most new tokens in a step, decode and prefill together. Default 512. More than `max_running`.
+    pub token_budget: usize,
+    /// Most sequences with KV. Default 64.
+    pub max_running: usize,
+    /// Most sequences waiting for their first step; the next is refused. Default 1024. Preempted ones come on top, at
+    /// most `max_running`.
+    pub max_waiting: usize,
+    /// Default on.
+    pub prefix_cache: PrefixCacheMode,
+    /// Most tokens of a sequence that can be reused. Default: no cap.
+    pub max_prefix_tokens: Option<usize>,
+    /// Least tokens that make a prefix match worth taking. Default 0.
+    pub min_match_tokens: usize,
+    /// Default 32 tokens.
+    pub growth_quota: GrowthQuota,
+    /// Default: background work gives way.
+    pub lane_preemption: LanePreemption,
+    /// Longest time for which later arrivals with tighter deadlines may overtake a sequence in its lane, in
+    /// microseconds. Default 30 s.
+    pub max_overtake_us: Micros,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            token_budget: 512,
+            max_running: 64,
+            max_waiting: 1024,
+            prefix_cache: PrefixCacheMode::On,
+            max_prefix_tokens: None,
+            min_match_tokens: 0,
+            growth_quota: GrowthQuota::Tokens(32),
+            lane_preemption: LanePreemption::Background,
+            max_overtake_us: 30_000_000,
+        }
+    }
+}
+
+/// A setting, or a runner's shape, that the engine can't work with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("engine.{field} is {value}; it must be at least {least}")]
+    TooSmall { field: &'static str, value: i64, least: i64 },
+    #[error(
+        "engine.token_budget is {token_budget}; it must be above max_running ({max_running}), \
+         so that in each step every running sequence can take a token and a prompt gets on"
+    )]
+    BudgetBelowRunning { token_budget: usize, max_running: usize },
+    #[error("the runner has {value} {field}; it must have {expected}")]
+    Runner { field: &'static str, value: usize, expected: &'static str },
+}
+
+impl EngineConfig {
+    /// Checks the settings against each other and against the runner they are for.
+    pub fn validate(&self, shape: &RunnerShape) -> Result<(), ConfigError> {
+        let at_least = [
+            ("max_running", self.max_running, 1),
+            ("max_waiting", self.max_waiting, 1),
+            ("max_prefix_tokens", self.max_prefix_tokens.unwrap_or(1), 1),
+        ];
+        for (field, value, least) in at_least {
+            if value < least {
+                return Err(ConfigError::TooSmall { field, value: value as i64, least: least as i64 });
+            }
+        }
+        if self.max_overtake_us < 0 {
+            return Err(ConfigError::TooSmall { field: "max_overtake_us", value: self.max_overtake_us, least: 0 });
+        }
+        if self.token_budget <= self.max_running {
+            let Self { token_budget, max_running, .. } = *self;
+            return Err(ConfigError::BudgetBelowRunning { token_budget, max_running });
+        }
+        let sizes = [
+            ("vocabulary entries", shape.vocab),
+            ("tokens of context", shape.context),
+            ("tokens a block", shape.block_size),
+            ("KV blocks", shape.blocks),
+        ];
+        for (field, value) in sizes {
+            if value == 0 || u32::try_from(value).is_err() {
+                return Err(ConfigError::Runner { field, value, expected: "between 1 and 4294967295" });
+            }
+        }
+        Ok(())
+    }
+}

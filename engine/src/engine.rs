@@ -1,0 +1,169 @@
+//! The engine's loop (SPEC B7): schedule → submit → prepare → collect → finish. Control flow only; decisions are in
+//! `scheduler`, arithmetic in the runner and `sampler`, and what happened is returned and not done.
+//!
+//! Invariants: one thread owns an engine; after each step every block is free, cached or held by a running sequence
+//! (checked in debug builds); a runner's error ends the sequences of its batch and the engine goes on.
+//!
+//! Cost: see `scheduler` and `sampler`; debug builds add O(blocks) a step for the leak check. State: sequences (bounded
+//! by `max_running + max_waiting`) and the pool's tables.
+
+use std::sync::Arc;
+
+use crate::{
+    Micros,
+    block_hash::prompt_block_hashes,
+    config::{ConfigError, EngineConfig},
+    finish::{Finishing, check_logits, close_output},
+    lanes::LANES,
+    request::{FinishReason, GenerateRequest, SequenceId, SubmitRejection},
+    runner::{ModelRunner, RunnerShape},
+    sampler::Sampler,
+    scheduler::{Plan, Scheduler},
+    sequence::Sequence,
+    step::{QueueFigures, StepReport},
+    stop::TokenBytes,
+    validate::validate_request,
+};
+
+/// See the file's header.
+pub struct Engine {
+    config: EngineConfig,
+    shape: RunnerShape,
+    runner: Box<dyn ModelRunner>,
+    vocabulary: Arc<dyn TokenBytes>,
+    scheduler: Scheduler,
+    sampler: Sampler,
+    steps: u64,
+}
+
+impl Engine {
+    /// An engine without sequences. `vocabulary` gives the bytes of the runner's token ids.
+    pub fn new(
+        config: EngineConfig,
+        runner: Box<dyn ModelRunner>,
+        vocabulary: Arc<dyn TokenBytes>,
+    ) -> Result<Self, ConfigError> {
+        let shape = runner.shape();
+        config.validate(&shape)?;
+        let scheduler = Scheduler::new(config, &shape);
+        Ok(Self { config, shape, runner, vocabulary, scheduler, sampler: Sampler::default(), steps: 0 })
+    }
+
+    /// Takes a request into its lane, or says why not and keeps nothing. Hashes the prompt's blocks: O(prompt).
+    pub fn submit(&mut self, request: GenerateRequest, now: Micros) -> Result<(), SubmitRejection> {
+        validate_request(&request, &self.shape)?;
+        if self.scheduler.roster.contains(request.id) {
+            return Err(SubmitRejection::DuplicateId(request.id.0));
+        }
+        let (waiting, bound) = (self.scheduler.roster.waiting().len(), self.config.max_waiting);
+        if waiting >= bound {
+            return Err(SubmitRejection::QueueFull { waiting, bound });
+        }
+        let block_size = self.shape.block_size;
+        let reusable = self.scheduler.cache.reusable_blocks(request.prompt.len(), block_size) * block_size;
+        let hashes = prompt_block_hashes(&request.prompt[..reusable], block_size, request.cache_salt);
+        let arrival = self.scheduler.roster.next_arrival();
+        self.scheduler.roster.wait(Box::new(Sequence::new(request, arrival, now, hashes)));
+        Ok(())
+    }
+
+    /// Ends a sequence at the start of the next step, which reports it. False if there is no such sequence.
+    pub fn cancel(&mut self, id: SequenceId) -> bool {
+        self.scheduler.roster.cancel(id)
+    }
+
+    /// Whether a step would do anything.
+    pub fn has_work(&self) -> bool {
+        !self.scheduler.roster.is_empty()
+    }
+
+    /// One iteration.
+    pub fn step(&mut self, now: Micros) -> StepReport {
+        let mut report = StepReport::default();
+        self.retire_cancelled(&mut report);
+        let plan = self.scheduler.schedule(now);
+        if !plan.keys.is_empty() {
+            self.execute(plan, &mut report);
+        }
+        self.steps += 1;
+        report.kv_events = self.scheduler.pool.take_events();
+        report.stats = self.scheduler.close_stats();
+        report.stats.step = self.steps;
+        if cfg!(debug_assertions)
+            && let Err(fault) = self.check_invariants()
+        {
+            panic!("invariant broken in step {}: {fault}", self.steps);
+        }
+        report
+    }
+
+    fn execute(&mut self, plan: Plan, report: &mut StepReport) {
+        let Plan { batch, keys, rows } = plan;
+        report.outputs.reserve(rows);
+        let submitted = self.runner.submit(&batch);
+        self.scheduler.take_back(batch);
+        let outcome = submitted.and_then(|()| {
+            self.scheduler.prepare();
+            self.runner.collect()
+        });
+        let checked = outcome.and_then(|logits| check_logits(logits, rows, self.shape.vocab));
+        let mut finishing = Finishing {
+            scheduler: &mut self.scheduler,
+            sampler: &mut self.sampler,
+            vocabulary: self.vocabulary.as_ref(),
+            outputs: &mut report.outputs,
+        };
+        match checked {
+            Ok(logits) => {
+                finishing.scheduler.stats.modelled_us = logits.modelled_us;
+                finishing.accept(&keys, &logits);
+            }
+            Err(error) => finishing.fail(&keys, &error),
+        }
+    }
+
+    fn retire_cancelled(&mut self, report: &mut StepReport) {
+        let Scheduler { roster, pool, .. } = &mut self.scheduler;
+        for sequence in roster.take_cancelled(pool) {
+            let output = sequence.empty_output();
+            report.outputs.push(close_output(sequence, output, (FinishReason::Cancelled, None)));
+        }
+    }
+
+    /// Drops all reusable KV. Running sequences go on and stop publishing.
+    pub fn clear_prefix_cache(&mut self) {
+        self.scheduler.pool.clear();
+        self.scheduler.roster.running.values_mut().for_each(|sequence| sequence.table.break_chain());
+    }
+
+    /// How full the engine is, between steps. O(sequences).
+    pub fn queue_figures(&self) -> QueueFigures {
+        let roster = &self.scheduler.roster;
+        let running = roster.running.values();
+        let prefilling: usize = running.filter(|s| !s.is_decoding()).map(|s| s.remaining()).sum();
+        QueueFigures {
+            waiting: LANES.map(|lane| roster.waiting().lane_len(lane)),
+            max_waiting: self.config.max_waiting,
+            running: roster.running.len(),
+            max_running: self.config.max_running,
+            queued_prefill_tokens: roster.waiting().tokens() + prefilling,
+            pool: self.scheduler.pool.figures(),
+            oldest_waiting: roster.waiting().iter().map(|(_, _, sequence)| sequence.submitted).min(),
+        }
+    }
+
+    /// The model's sizes.
+    pub fn shape(&self) -> RunnerShape {
+        self.shape
+    }
+
+    /// The settings in force.
+    pub fn config(&self) -> EngineConfig {
+        self.config
+    }
+
+    /// The leak check: every block is free, cached or held; names, references and promises add up. O(blocks).
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.scheduler.roster.check_invariants(&self.scheduler.pool)
+    }
+}

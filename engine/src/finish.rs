@@ -1,0 +1,102 @@
+//! The end of a step: logits become tokens, full blocks get their names, finished sequences give their blocks back.
+//!
+//! Invariant: a block is named only after its KV was computed and its sequence's logits were sound; a failure ends the
+//! sequences it concerns and no others.
+//!
+//! Cost: one sample for each sequence that draws, O(1) bookkeeping besides. No state.
+
+use crate::{
+    request::FinishReason,
+    roster::RunKey,
+    runner::{BatchLogits, RunnerError},
+    sampler::Sampler,
+    scheduler::Scheduler,
+    sequence::Sequence,
+    step::SequenceOutput,
+    stop::TokenBytes,
+};
+
+/// The parts of an engine that finish a step.
+pub(crate) struct Finishing<'a> {
+    pub scheduler: &'a mut Scheduler,
+    pub sampler: &'a mut Sampler,
+    pub vocabulary: &'a dyn TokenBytes,
+    pub outputs: &'a mut Vec<SequenceOutput>,
+}
+
+impl Finishing<'_> {
+    /// Applies the logits of a batch to the sequences behind its slots.
+    pub fn accept(&mut self, keys: &[RunKey], logits: &BatchLogits) {
+        let mut row = 0;
+        for key in keys {
+            let Scheduler { roster, pool, cache, .. } = &mut *self.scheduler;
+            let sequence = roster.running.get_mut(key).expect("invariant: planned sequences run");
+            if sequence.draws_in_this_step() {
+                self.draw(key, logits.row(row));
+                row += 1;
+            } else {
+                sequence.mark_computed(pool, cache);
+            }
+        }
+    }
+
+    /// The batch failed: its sequences end, their blocks come back.
+    pub fn fail(&mut self, keys: &[RunKey], error: &RunnerError) {
+        for key in keys {
+            let output = self.sequence(key).empty_output();
+            self.end(key, output, (FinishReason::Failed, Some(error.to_string())));
+        }
+    }
+
+    fn draw(&mut self, key: &RunKey, row: &[f32]) {
+        let Scheduler { roster, pool, cache, .. } = &mut *self.scheduler;
+        let sequence = roster.running.get_mut(key).expect("invariant: planned sequences run");
+        let mut output = sequence.empty_output();
+        match self.sampler.sample(row, &sequence.draw()) {
+            Err(fault) => {
+                sequence.table.forget_own(pool);
+                self.end(key, output, (FinishReason::Failed, Some(fault.to_string())));
+            }
+            Ok(sampled) => {
+                sequence.mark_computed(pool, cache);
+                match sequence.accept(sampled, self.vocabulary, &mut output) {
+                    Some(reason) => self.end(key, output, (reason, None)),
+                    None => self.outputs.push(output),
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, key: &RunKey, output: SequenceOutput, (reason, error): (FinishReason, Option<String>)) {
+        let id = self.sequence(key).request.id;
+        let Scheduler { roster, pool, .. } = &mut *self.scheduler;
+        let sequence = roster.remove(id, pool).expect("invariant: planned sequences run");
+        self.outputs.push(close_output(*sequence, output, (reason, error)));
+    }
+
+    fn sequence(&self, key: &RunKey) -> &Sequence {
+        self.scheduler.roster.running.get(key).expect("invariant: planned sequences run")
+    }
+}
+
+/// Checks that the runner gave as many logits as were asked for.
+pub(crate) fn check_logits(logits: BatchLogits, rows: usize, vocab: usize) -> Result<BatchLogits, RunnerError> {
+    if logits.vocab == vocab && logits.values.len() == rows * vocab {
+        return Ok(logits);
+    }
+    let (got, width) = (logits.values.len(), logits.vocab);
+    Err(RunnerError(format!("gave {got} logits in rows of {width}; the batch wants {rows} rows of {vocab}")))
+}
+
+/// Completes the last output of a sequence that was removed.
+pub(crate) fn close_output(
+    mut sequence: Sequence,
+    mut output: SequenceOutput,
+    (reason, error): (FinishReason, Option<String>),
+) -> SequenceOutput {
+    if matches!(reason, FinishReason::Cancelled | FinishReason::Failed) {
+        sequence.flush_text(&mut output.text);
+    }
+    output.finish = Some(sequence.finish(reason, error));
+    output
+}

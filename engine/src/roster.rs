@@ -1,0 +1,167 @@
+//! Who is in the engine and in which state: waiting in a lane, or running with KV.
+//!
+//! Invariant: a sequence is in exactly one place, and `places` says which; only running sequences hold blocks. Running
+//! ones are ordered by lane, then arrival: the order of service, and from its end the order in which they give way
+//! (SPEC B8).
+//!
+//! Cost: O(log n) a move. Memory: a map entry a sequence. Bounds: `max_running` and `max_waiting`, held by the
+//! scheduler and `submit`.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{
+    Micros,
+    block_pool::{BlockId, BlockPool},
+    lanes::{WaitKey, WaitingLanes},
+    request::{Lane, SequenceId},
+    sequence::{Arrival, Sequence},
+};
+
+/// Order of service among running sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RunKey {
+    pub lane: Lane,
+    pub arrival: Arrival,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Place {
+    Waiting(Lane, WaitKey),
+    Running(RunKey),
+}
+
+/// See the file's header.
+pub(crate) struct Roster {
+    waiting: WaitingLanes,
+    pub running: BTreeMap<RunKey, Box<Sequence>>,
+    places: HashMap<SequenceId, Place>,
+    /// Marked by `cancel`, removed at the next step; at most one entry a sequence.
+    cancelled: Vec<SequenceId>,
+    arrivals: u64,
+}
+
+impl Roster {
+    pub fn new(max_overtake: Micros) -> Self {
+        Self {
+            waiting: WaitingLanes::new(max_overtake),
+            running: BTreeMap::new(),
+            places: HashMap::new(),
+            cancelled: Vec::new(),
+            arrivals: 0,
+        }
+    }
+
+    pub fn contains(&self, id: SequenceId) -> bool {
+        self.places.contains_key(&id)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    pub fn waiting(&self) -> &WaitingLanes {
+        &self.waiting
+    }
+
+    pub fn next_arrival(&mut self) -> Arrival {
+        self.arrivals += 1;
+        Arrival(self.arrivals)
+    }
+
+    /// Adds a sequence, or one back that gave way. It holds no blocks.
+    pub fn wait(&mut self, sequence: Box<Sequence>) {
+        debug_assert_eq!(sequence.computed, 0);
+        let (id, lane) = (sequence.request.id, sequence.lane());
+        let key = self.waiting.push(sequence);
+        self.places.insert(id, Place::Waiting(lane, key));
+    }
+
+    /// The next of `lane`.
+    pub fn head(&mut self, lane: Lane, now: Micros) -> Option<(WaitKey, &Sequence)> {
+        let Self { waiting, places, .. } = self;
+        waiting.head(lane, now, |sequence, key| {
+            places.insert(sequence.request.id, Place::Waiting(lane, key));
+        })
+    }
+
+    /// Takes a sequence out of its lane to run it; [`Roster::run`] must follow.
+    pub fn leave_lane(&mut self, lane: Lane, key: &WaitKey) -> Box<Sequence> {
+        self.waiting.remove(lane, key).expect("invariant: the head of a lane is in it")
+    }
+
+    pub fn run(&mut self, sequence: Box<Sequence>) {
+        let key = RunKey { lane: sequence.lane(), arrival: sequence.arrival };
+        self.places.insert(sequence.request.id, Place::Running(key));
+        self.running.insert(key, sequence);
+    }
+
+    /// A running sequence gives way: its blocks go back and it waits, before all fresh ones of its lane.
+    pub fn interrupt(&mut self, key: RunKey, pool: &mut BlockPool) {
+        let mut sequence = self.running.remove(&key).expect("invariant: the victim runs");
+        sequence.table.release(pool);
+        sequence.computed = 0;
+        sequence.planned = 0;
+        sequence.preemptions += 1;
+        self.wait(sequence);
+    }
+
+    /// Marks a sequence for removal at the next step.
+    pub fn cancel(&mut self, id: SequenceId) -> bool {
+        let sequence = match self.places.get(&id) {
+            None => return false,
+            Some(Place::Waiting(lane, key)) => self.waiting.get_mut(*lane, key),
+            Some(Place::Running(key)) => self.running.get_mut(key).map(Box::as_mut),
+        };
+        let sequence = sequence.expect("invariant: a sequence is where its place says");
+        if !std::mem::replace(&mut sequence.cancelled, true) {
+            self.cancelled.push(id);
+        }
+        true
+    }
+
+    /// Removes all sequences marked by `cancel`, with their KV.
+    pub fn take_cancelled(&mut self, pool: &mut BlockPool) -> Vec<Sequence> {
+        let ids = std::mem::take(&mut self.cancelled);
+        ids.into_iter().filter_map(|id| self.remove(id, pool)).map(|sequence| *sequence).collect()
+    }
+
+    /// Removes a sequence and gives its blocks back.
+    pub fn remove(&mut self, id: SequenceId, pool: &mut BlockPool) -> Option<Box<Sequence>> {
+        let mut sequence = match self.places.remove(&id)? {
+            Place::Waiting(lane, key) => self.waiting.remove(lane, &key),
+            Place::Running(key) => self.running.remove(&key),
+        }?;
+        sequence.table.release(pool);
+        Some(sequence)
+    }
+
+    /// Checks places, and the pool against the tables of running sequences. For debug builds and tests.
+    pub fn check_invariants(&self, pool: &BlockPool) -> Result<(), String> {
+        for (lane, key, sequence) in self.waiting.iter() {
+            let id = sequence.request.id;
+            if self.places.get(&id) != Some(&Place::Waiting(lane, *key)) {
+                return Err(format!("{id:?} waits in {lane:?} and its place says otherwise"));
+            }
+            if sequence.table.blocks().next().is_some() || sequence.table.reserved() > 0 {
+                return Err(format!("{id:?} waits and holds blocks"));
+            }
+        }
+        for (key, sequence) in &self.running {
+            let id = sequence.request.id;
+            if self.places.get(&id) != Some(&Place::Running(*key)) {
+                return Err(format!("{id:?} runs and its place says otherwise"));
+            }
+            let (blocks, computed) = (sequence.table.blocks().count(), sequence.computed);
+            if blocks * pool.block_size() < computed {
+                return Err(format!("{id:?} has KV of {computed} tokens in {blocks} blocks"));
+            }
+        }
+        let known = self.waiting.len() + self.running.len();
+        if known != self.places.len() {
+            return Err(format!("{known} sequences exist and {} have places", self.places.len()));
+        }
+        let tables = || self.running.values().map(|sequence| &sequence.table);
+        let held = tables().flat_map(|table| table.blocks().collect::<Vec<BlockId>>());
+        pool.check_invariants(held, tables().map(|table| table.reserved()).sum())
+    }
+}

@@ -1,0 +1,276 @@
+//! Who runs in this step (SPEC B7, B8): iteration-level continuous batching under a token budget.
+//!
+//! Order of a plan: one token for each decoding sequence; then lane by lane the prefills under way and the sequences
+//! that wait, in chunks of what the budget leaves. A lane admits only while no higher lane waits, so L3 fills idle
+//! capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
+//! that step. A lane whose head doesn't fit waits; later ones don't slip past it.
+//!
+//! Invariants: a step plans at most `token_budget` tokens and runs at most `max_running` sequences; planned tokens have
+//! blocks; a running prefill never lacks pages, because they were promised when it started.
+//!
+//! Cost of a step: O(n log n) for n sequences: each running one is visited a constant number of times, each admitted,
+//! preempted or finished one costs O(log n), plus O(prefix) for the lookup of each admitted head and of one that
+//! doesn't fit, plus the planned tokens. State: the sequences, bounded by `max_running + max_waiting`.
+
+use crate::{
+    Micros,
+    block_pool::{BlockId, BlockPool},
+    block_table::{BlockTable, blocks_for},
+    config::{EngineConfig, GrowthQuota},
+    lanes::LANES,
+    preemption::{victim_for_lane, victim_for_pages},
+    prefix_cache::PrefixCache,
+    request::Lane,
+    roster::{Roster, RunKey},
+    runner::{Batch, BatchSlot, RunnerShape},
+    sequence::{FirstRun, Sequence},
+    step::StepStats,
+    token_budget::TokenBudget,
+};
+
+/// What one step runs: the batch, and the sequence behind each slot.
+pub(crate) struct Plan {
+    pub batch: Batch,
+    pub keys: Vec<RunKey>,
+    /// Slots that want logits.
+    pub rows: usize,
+}
+
+/// Whether a head could be let in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    Admitted,
+    /// Somebody gave way; look again.
+    Retry,
+    Blocked,
+}
+
+/// See the file's header.
+pub(crate) struct Scheduler {
+    pub roster: Roster,
+    pub pool: BlockPool,
+    pub cache: PrefixCache,
+    /// Figures of the step under way.
+    pub stats: StepStats,
+    config: EngineConfig,
+    spare: Vec<BatchSlot>,
+}
+
+impl Scheduler {
+    /// `config` was validated against `shape`.
+    pub fn new(config: EngineConfig, shape: &RunnerShape) -> Self {
+        Self {
+            roster: Roster::new(config.max_overtake_us),
+            pool: BlockPool::new(shape.blocks, shape.block_size),
+            cache: PrefixCache {
+                mode: config.prefix_cache,
+                max_prefix_tokens: config.max_prefix_tokens,
+                min_match_tokens: config.min_match_tokens,
+            },
+            stats: StepStats::default(),
+            config,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Plans a step and lends the block tables to its batch; [`Scheduler::take_back`] must follow.
+    pub fn schedule(&mut self, now: Micros) -> Plan {
+        let mut budget = TokenBudget::new(self.config.token_budget);
+        self.plan_decodes(&mut budget);
+        let pages_ran_out = self.stats.preempted > 0;
+        for lane in LANES {
+            self.plan_prefills(lane, &mut budget);
+            if !pages_ran_out {
+                self.admit(lane, now, &mut budget);
+            }
+        }
+        self.assemble()
+    }
+
+    /// One token for each decoding sequence, in order of service. Where pages run out, the last in that order gives
+    /// way.
+    fn plan_decodes(&mut self, budget: &mut TokenBudget) {
+        let mut start = self.roster.running.first_key_value().map(|(key, _)| *key);
+        while let Some(key) = start {
+            start = self.plan_decodes_from(key, budget);
+            if start.is_some() {
+                let victim = victim_for_pages(&self.roster).expect("invariant: somebody runs");
+                self.interrupt(victim, budget);
+            }
+        }
+    }
+
+    /// Plans decodes from `start` on; `Some` names the one for which there is no page.
+    fn plan_decodes_from(&mut self, start: RunKey, budget: &mut TokenBudget) -> Option<RunKey> {
+        let running = self.roster.running.range_mut(start..);
+        for (key, sequence) in running.filter(|(_, sequence)| sequence.is_decoding()) {
+            let positions = sequence.len();
+            if sequence.table.grow_to(&mut self.pool, positions).is_err() {
+                return Some(*key);
+            }
+            sequence.planned = budget.take(1);
+        }
+        None
+    }
+
+    /// The next chunk of each prefill of `lane` that is under way.
+    fn plan_prefills(&mut self, lane: Lane, budget: &mut TokenBudget) {
+        if budget.left() == 0 {
+            return;
+        }
+        for (_, sequence) in self.roster.running.iter_mut().filter(|(key, _)| key.lane == lane) {
+            if sequence.planned == 0 && !sequence.is_decoding() {
+                plan_chunk(sequence, &mut self.pool, budget);
+            }
+        }
+    }
+
+    /// Lets waiting sequences of `lane` in while the budget lasts.
+    fn admit(&mut self, lane: Lane, now: Micros, budget: &mut TokenBudget) {
+        let higher_waits = LANES.iter().any(|other| *other < lane && self.roster.waiting().lane_len(*other) > 0);
+        if higher_waits {
+            return;
+        }
+        while budget.left() > 0 && self.admit_head(lane, now, budget) != Entry::Blocked {}
+    }
+
+    fn admit_head(&mut self, lane: Lane, now: Micros, budget: &mut TokenBudget) -> Entry {
+        if self.roster.running.len() >= self.config.max_running {
+            return if self.roster.waiting().lane_len(lane) > 0 { self.displace(lane, budget) } else { Entry::Blocked };
+        }
+        let Some((key, head)) = self.roster.head(lane, now) else { return Entry::Blocked };
+        let matched = self.cache.longest_match(&self.pool, &head.prefix_query());
+        let fresh = pages_to_promise(head, self.config.growth_quota, self.pool.block_size()) - matched.len();
+        let Ok(table) = BlockTable::admit(&mut self.pool, &matched, fresh) else { return self.displace(lane, budget) };
+        let mut sequence = self.roster.leave_lane(lane, &key);
+        sequence.table = table;
+        self.note_first_run(&mut sequence, now, &matched);
+        plan_chunk(&mut sequence, &mut self.pool, budget);
+        self.roster.run(sequence);
+        Entry::Admitted
+    }
+
+    fn note_first_run(&mut self, sequence: &mut Sequence, at: Micros, matched: &[BlockId]) {
+        sequence.computed = matched.len() * self.pool.block_size();
+        if sequence.first_run.is_none() {
+            let cached_tokens = sequence.computed;
+            sequence.first_run = Some(FirstRun { at, cached_tokens });
+            self.stats.cached_tokens += cached_tokens as u32;
+            self.stats.scheduled_prompt_tokens += sequence.request.prompt.len() as u32;
+        }
+    }
+
+    fn displace(&mut self, lane: Lane, budget: &mut TokenBudget) -> Entry {
+        match victim_for_lane(&self.roster, lane, self.config.lane_preemption) {
+            Some(victim) => {
+                self.interrupt(victim, budget);
+                Entry::Retry
+            }
+            None => Entry::Blocked,
+        }
+    }
+
+    fn interrupt(&mut self, victim: RunKey, budget: &mut TokenBudget) {
+        budget.give_back(self.roster.running.get(&victim).map_or(0, |sequence| sequence.planned));
+        self.roster.interrupt(victim, &mut self.pool);
+        self.stats.preempted += 1;
+    }
+
+    fn assemble(&mut self) -> Plan {
+        let most = self.roster.running.len();
+        let batch = Batch { slots: Vec::with_capacity(most) };
+        let mut plan = Plan { batch, keys: Vec::with_capacity(most), rows: 0 };
+        for (key, sequence) in self.roster.running.iter_mut().filter(|(_, sequence)| sequence.planned > 0) {
+            let mut slot = self.spare.pop().unwrap_or_else(empty_slot);
+            slot.sequence = sequence.request.id;
+            slot.tokens.clear();
+            sequence.planned_tokens(&mut slot.tokens);
+            slot.position = sequence.computed;
+            slot.blocks = sequence.table.lend();
+            slot.wants_logits = sequence.draws_in_this_step();
+            plan.rows += usize::from(slot.wants_logits);
+            if sequence.is_decoding() {
+                self.stats.decode_tokens += 1;
+            } else {
+                self.stats.prefill_tokens += sequence.planned as u32;
+            }
+            plan.batch.slots.push(slot);
+            plan.keys.push(*key);
+        }
+        plan
+    }
+
+    /// Puts the block tables back that `schedule` lent. The runner has what it needs of the batch.
+    pub fn take_back(&mut self, batch: Batch) {
+        for (mut slot, sequence) in batch.slots.into_iter().zip(planned(&mut self.roster)) {
+            sequence.table.put_back(std::mem::take(&mut slot.blocks));
+            self.spare.push(slot);
+        }
+    }
+
+    /// Work for the next step that needs no results of this one, done while the runner computes: pages for the decodes
+    /// to come. Takes only what is free; if pages lack, the next `schedule` decides who gives way.
+    pub fn prepare(&mut self) {
+        for sequence in planned(&mut self.roster) {
+            let positions = sequence.len() + 1;
+            if sequence.draws_in_this_step()
+                && positions <= sequence.most_positions()
+                && sequence.table.grow_to(&mut self.pool, positions).is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    /// The figures of the step that ends, and a clean sheet for the next.
+    pub fn close_stats(&mut self) -> StepStats {
+        let figures = self.pool.figures();
+        let running = self.roster.running.values();
+        let (mut queued, mut context) = (self.roster.waiting().tokens(), 0);
+        for sequence in running {
+            context += sequence.computed;
+            queued += if sequence.is_decoding() { 0 } else { sequence.remaining() };
+        }
+        StepStats {
+            running: self.roster.running.len() as u32,
+            waiting: self.roster.waiting().len() as u32,
+            queued_prefill_tokens: queued as u32,
+            context_tokens: context as u32,
+            blocks_used: figures.used as u32,
+            blocks_cached: figures.cached as u32,
+            blocks_total: figures.total as u32,
+            ..std::mem::take(&mut self.stats)
+        }
+    }
+}
+
+/// The sequences of the step under way, in the order of its batch.
+fn planned(roster: &mut Roster) -> impl Iterator<Item = &mut Sequence> {
+    roster.running.values_mut().map(Box::as_mut).filter(|sequence| sequence.planned > 0)
+}
+
+/// Plans as much of what remains as the budget has, and sees to its blocks.
+fn plan_chunk(sequence: &mut Sequence, pool: &mut BlockPool, budget: &mut TokenBudget) {
+    sequence.planned = budget.take(sequence.remaining());
+    let positions = sequence.computed + sequence.planned;
+    sequence.table.grow_to(pool, positions).expect("invariant: a prefill's pages were promised when it started");
+}
+
+/// Pages for what is known and for the growth that the quota covers, matched ones included.
+fn pages_to_promise(sequence: &Sequence, quota: GrowthQuota, block_size: usize) -> usize {
+    let positions = match quota {
+        GrowthQuota::Full => sequence.most_positions(),
+        GrowthQuota::Tokens(growth) => sequence.len().saturating_add(growth).min(sequence.most_positions()),
+    };
+    blocks_for(positions.max(sequence.len()), block_size)
+}
+
+fn empty_slot() -> BatchSlot {
+    BatchSlot {
+        sequence: crate::request::SequenceId(0),
+        tokens: Vec::new(),
+        position: 0,
+        blocks: Vec::new(),
+        wants_logits: false,
+    }
+}

@@ -1,0 +1,204 @@
+//! One sequence while it lives: its request, its tokens, its KV and its text.
+//!
+//! Invariants: KV exists for the first `computed` tokens and nothing else; `planned` tokens run in the current step; a
+//! sequence that waits has no blocks. Every known token but the last sampled one has its KV before the next is drawn.
+//!
+//! Cost: O(1) a token, plus O(block size) for each block that becomes full. Memory: 4 bytes a generated token, 12 bytes
+//! a block, the history of `token_history`; bounded by the context.
+
+use crate::{
+    Micros,
+    block_hash::next_block_hash,
+    block_pool::{BlockContent, BlockPool},
+    block_table::BlockTable,
+    events::BlockHash,
+    prefix_cache::{PrefixCache, PrefixQuery},
+    request::{FinishReason, GenerateRequest, Lane},
+    sampler::{Draw, Sampled},
+    step::{Finish, SequenceOutput},
+    stop::{TextState, TextStream, TokenBytes},
+    token_history::TokenHistory,
+};
+
+/// Order of submission within an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Arrival(pub u64);
+
+/// When a sequence first ran, and what it found in the cache then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FirstRun {
+    pub at: Micros,
+    pub cached_tokens: usize,
+}
+
+/// See the file's header.
+pub(crate) struct Sequence {
+    pub request: GenerateRequest,
+    pub arrival: Arrival,
+    pub submitted: Micros,
+    pub generated: Vec<u32>,
+    /// Hashes of full blocks so far; of the prompt from the start, of the output as it grows. Empty if nothing is
+    /// reused.
+    pub hashes: Vec<BlockHash>,
+    pub table: BlockTable,
+    pub computed: usize,
+    pub planned: usize,
+    pub first_run: Option<FirstRun>,
+    pub preemptions: u32,
+    pub cancelled: bool,
+    history: TokenHistory,
+    text: TextStream,
+}
+
+impl Sequence {
+    /// A sequence that waits. `hashes`: of the prompt's full blocks.
+    pub fn new(request: GenerateRequest, arrival: Arrival, submitted: Micros, hashes: Vec<BlockHash>) -> Self {
+        let history = TokenHistory::new(&request.sampling, &request.prompt);
+        let text = TextStream::new(&request.stop.stop_strings);
+        Self {
+            request,
+            arrival,
+            submitted,
+            generated: Vec::new(),
+            hashes,
+            table: BlockTable::default(),
+            computed: 0,
+            planned: 0,
+            first_run: None,
+            preemptions: 0,
+            cancelled: false,
+            history,
+            text,
+        }
+    }
+
+    pub fn lane(&self) -> Lane {
+        self.request.lane
+    }
+
+    /// Tokens known: prompt and output.
+    pub fn len(&self) -> usize {
+        self.request.prompt.len() + self.generated.len()
+    }
+
+    /// Most tokens that will ever need KV: all but the last that may be generated.
+    pub fn most_positions(&self) -> usize {
+        self.request.prompt.len() + self.request.stop.max_tokens as usize - 1
+    }
+
+    /// Known tokens without KV.
+    pub fn remaining(&self) -> usize {
+        self.len() - self.computed
+    }
+
+    /// Only the last sampled token lacks its KV.
+    pub fn is_decoding(&self) -> bool {
+        !self.generated.is_empty() && self.remaining() == 1
+    }
+
+    /// The planned tokens reach the end of what is known, so logits are wanted.
+    pub fn draws_in_this_step(&self) -> bool {
+        self.planned > 0 && self.computed + self.planned == self.len()
+    }
+
+    /// Appends the planned tokens to `tokens`.
+    pub fn planned_tokens(&self, tokens: &mut Vec<u32>) {
+        let prompt = &self.request.prompt;
+        let (start, end) = (self.computed, self.computed + self.planned);
+        tokens.extend_from_slice(&prompt[start.min(prompt.len())..end.min(prompt.len())]);
+        let behind = |position: usize| position.saturating_sub(prompt.len());
+        tokens.extend_from_slice(&self.generated[behind(start)..behind(end)]);
+    }
+
+    pub fn prefix_query(&self) -> PrefixQuery<'_> {
+        PrefixQuery {
+            hashes: &self.hashes,
+            prompt: &self.request.prompt,
+            generated: &self.generated,
+            salt: self.request.cache_salt,
+        }
+    }
+
+    pub fn draw(&self) -> Draw<'_> {
+        Draw { params: &self.request.sampling, history: &self.history, index: self.generated.len() }
+    }
+
+    /// The planned tokens have their KV now; full blocks get their names.
+    pub fn mark_computed(&mut self, pool: &mut BlockPool, cache: &PrefixCache) {
+        self.computed += std::mem::take(&mut self.planned);
+        let limit = cache.reusable_blocks(self.computed, pool.block_size());
+        if self.table.published() >= limit || !self.table.can_publish() {
+            return;
+        }
+        let mut buffer = vec![0; pool.block_size()];
+        while self.table.can_publish() && self.table.published() < limit {
+            let index = self.table.published();
+            let (salt, parent) = (self.request.cache_salt, index.checked_sub(1).map(|before| self.hashes[before]));
+            let tokens = self.prefix_query().block_tokens(index, &mut buffer);
+            if index == self.hashes.len() {
+                self.hashes.push(next_block_hash(parent, tokens, salt));
+            }
+            let content = BlockContent { hash: self.hashes[index], parent, tokens, salt };
+            self.table.publish_next(pool, &content);
+        }
+    }
+
+    /// Takes a drawn token and says whether, and why, the sequence ends with it. Text and token go to `output`.
+    pub fn accept(
+        &mut self,
+        sampled: Sampled,
+        vocabulary: &dyn TokenBytes,
+        output: &mut SequenceOutput,
+    ) -> Option<FinishReason> {
+        let token = sampled.token;
+        self.generated.push(token);
+        self.history.record(token);
+        output.tokens.push(token);
+        output.logprobs.extend(sampled.logprob);
+        if self.request.stop.stop_tokens.contains(&token) {
+            self.text.finish(&mut output.text);
+            return Some(FinishReason::Stop);
+        }
+        if self.text.push(vocabulary.token_bytes(token), &mut output.text) == TextState::Stopped {
+            return Some(FinishReason::Stop);
+        }
+        if self.generated.len() < self.request.stop.max_tokens as usize {
+            return None;
+        }
+        match self.text.finish(&mut output.text) {
+            TextState::Stopped => Some(FinishReason::Stop),
+            TextState::Open => Some(FinishReason::Length),
+        }
+    }
+
+    /// An output for this sequence with nothing in it yet.
+    pub fn empty_output(&self) -> SequenceOutput {
+        SequenceOutput {
+            sequence: self.request.id,
+            tokens: Vec::new(),
+            text: String::new(),
+            logprobs: Vec::new(),
+            finish: None,
+        }
+    }
+
+    /// Releases text that was held back, for an end that no token brought about.
+    pub fn flush_text(&mut self, text: &mut String) {
+        self.text.finish(text);
+    }
+
+    /// The accounts at the end.
+    pub fn finish(&self, reason: FinishReason, error: Option<String>) -> Finish {
+        let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+        Finish {
+            reason,
+            prompt_tokens: count(self.request.prompt.len()),
+            completion_tokens: count(self.generated.len()),
+            cached_tokens: self.first_run.map_or(0, |run| count(run.cached_tokens)),
+            submitted: self.submitted,
+            first_scheduled: self.first_run.map(|run| run.at),
+            preemptions: self.preemptions,
+            error,
+        }
+    }
+}

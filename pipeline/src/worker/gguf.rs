@@ -1,0 +1,43 @@
+//! A model file as a runner and its vocabulary.
+//!
+//! Invariant: the KV pool is never larger than the options' memory. Cost: the weights stay mapped from the file; keys and
+//! values take `blocks × block_bytes`. No state.
+
+use std::{path::Path, sync::Arc};
+
+use engine::{
+    detokenizer::TokenBytes,
+    model::Model,
+    runner::cpu::{CpuRunner, CpuRunnerOptions},
+    tokenizer::Tokenizer,
+};
+
+use super::{
+    model::{ModelSetupError, Parts, blocks_for},
+    options::WorkerOptions,
+};
+
+/// Bytes of a tokenizer's tokens, for the engine's detokeniser.
+struct ModelTokens(Tokenizer);
+
+impl TokenBytes for ModelTokens {
+    fn token_bytes(&self, token: u32) -> &[u8] {
+        self.0.token_bytes(token)
+    }
+}
+
+pub(super) fn load(path: &Path, options: &WorkerOptions) -> Result<Parts, ModelSetupError> {
+    let failed = |problem: String| ModelSetupError::Load { path: path.to_path_buf(), problem };
+    let model = Model::load(path).map_err(|error| failed(error.to_string()))?;
+    let tokenizer = Tokenizer::from_gguf(model.gguf()).map_err(|error| failed(error.to_string()))?;
+    let config = model.config();
+    let token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size_of::<f32>();
+    let block_bytes = (token_bytes as u64).saturating_mul(options.block_size as u64);
+    let runner_options = CpuRunnerOptions {
+        threads: options.threads,
+        block_size: options.block_size,
+        blocks: blocks_for(options, block_bytes)?,
+    };
+    let runner = CpuRunner::new(model, runner_options).map_err(|error| failed(error.to_string()))?;
+    Ok((Box::new(runner), Arc::new(ModelTokens(tokenizer))))
+}

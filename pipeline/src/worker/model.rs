@@ -1,0 +1,87 @@
+//! From a worker's options to an engine: which runner computes, how many KV blocks its memory holds.
+//!
+//! Invariant: a pool holds at least one block, else the options are refused with the size that would do.
+//! Cost: the model file is mapped and read once. No state.
+
+use std::{path::PathBuf, sync::Arc};
+
+use engine::{
+    config::EngineConfig,
+    engine::Engine,
+    prefix_cache::PrefixCacheMode,
+    runner::{
+        ModelRunner, RunnerShape,
+        simulated::{CostModel, PagingCheck, SimulatedRunner},
+    },
+    stop::TokenBytes,
+};
+
+use super::{
+    options::{CacheMode, WorkerOptions},
+    paced::{NumberedTokens, Paced},
+};
+
+/// The model name that stands for an engine without a model.
+pub const SIMULATED: &str = "simulated";
+/// KV bytes of one token in the simulated model.
+const SIMULATED_TOKEN_BYTES: u64 = 46_080;
+
+/// Why a worker could not build its engine. The text names the option, its value and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelSetupError {
+    #[error("--model = {path}: {problem}", path = path.display())]
+    Load { path: PathBuf, problem: String },
+    #[error("--kv-bytes-max = {given}: one block of {block_size} tokens takes {needed} bytes; expected at least that")]
+    TooLittleMemory { given: u64, needed: u64, block_size: usize },
+    #[error(transparent)]
+    Engine(#[from] engine::config::ConfigError),
+}
+
+/// Builds the engine that the options describe.
+pub fn build(options: &WorkerOptions) -> Result<Engine, ModelSetupError> {
+    let (runner, vocabulary) = match options.model.as_str() {
+        SIMULATED => simulated(options)?,
+        path => super::gguf::load(path.as_ref(), options)?,
+    };
+    let config = EngineConfig {
+        token_budget: options.token_budget,
+        max_running: options.running_max,
+        max_waiting: options.waiting_max,
+        prefix_cache: match options.prefix_cache {
+            CacheMode::On => PrefixCacheMode::On,
+            CacheMode::Off => PrefixCacheMode::Off,
+        },
+        ..EngineConfig::default()
+    };
+    Ok(Engine::new(config, runner, vocabulary)?)
+}
+
+/// A runner and the bytes of its tokens.
+pub(super) type Parts = (Box<dyn ModelRunner>, Arc<dyn TokenBytes>);
+
+fn simulated(options: &WorkerOptions) -> Result<Parts, ModelSetupError> {
+    let block_bytes = SIMULATED_TOKEN_BYTES.saturating_mul(options.block_size as u64);
+    let shape = RunnerShape {
+        vocab: options.simulated_vocab,
+        context: options.simulated_context,
+        block_size: options.block_size,
+        blocks: blocks_for(options, block_bytes)?,
+        block_bytes: usize::try_from(block_bytes).unwrap_or(usize::MAX),
+    };
+    let runner = SimulatedRunner::new(shape, CostModel::default(), PagingCheck::Newest);
+    let vocabulary = Arc::new(NumberedTokens::new(options.simulated_vocab));
+    Ok((Box::new(Paced::new(runner, options.simulated_pace)), vocabulary))
+}
+
+/// Blocks of `block_bytes` that the options' memory holds; at least one.
+pub(super) fn blocks_for(options: &WorkerOptions, block_bytes: u64) -> Result<usize, ModelSetupError> {
+    let blocks = options.kv_bytes_max / block_bytes.max(1);
+    if blocks == 0 {
+        return Err(ModelSetupError::TooLittleMemory {
+            given: options.kv_bytes_max,
+            needed: block_bytes,
+            block_size: options.block_size,
+        });
+    }
+    Ok(usize::try_from(blocks.min(u64::from(u32::MAX))).unwrap_or(usize::MAX))
+}

@@ -1,0 +1,201 @@
+//! The options of `evenkeel worker`, and the same options as arguments for a child process.
+//!
+//! Invariant: `to_args` and the parser are inverse (a property test holds that), so that the supervisor and the worker
+//! cannot disagree. No state.
+
+use std::{ffi::OsString, net::SocketAddr, time::Duration};
+
+use clap::ValueEnum;
+
+use crate::config::Mode;
+
+/// What ends a worker besides a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Lifetime {
+    /// The end of its standard input: the supervisor holds the other end, so no worker outlives it.
+    Stdin,
+    /// Nothing: for a worker started by hand.
+    Signal,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CacheMode {
+    On,
+    Off,
+}
+
+impl From<Mode> for CacheMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::On => CacheMode::On,
+            Mode::Off => CacheMode::Off,
+        }
+    }
+}
+
+/// Options of one worker process. Numbers are checked when the engine is built, with errors that name the setting.
+#[derive(Debug, Clone, PartialEq, clap::Args)]
+pub struct WorkerOptions {
+    /// Path of a .gguf file, or `simulated` for an engine with a cost model instead of arithmetic
+    #[arg(long)]
+    pub model: String,
+    /// Name the model is served by
+    #[arg(long, default_value = "")]
+    pub model_name: String,
+    /// Number of the instance in the fleet
+    #[arg(long, default_value_t = 0)]
+    pub instance: u32,
+    /// Incarnation of the instance; grows with every restart
+    #[arg(long, default_value_t = 1)]
+    pub epoch: u64,
+    /// Address of the gRPC service; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Where telemetry goes by Arrow Flight; none: it is dropped
+    #[arg(long)]
+    pub flight: Option<SocketAddr>,
+    /// Compute threads
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+    /// Tokens per KV block
+    #[arg(long, default_value_t = 16)]
+    pub block_size: usize,
+    /// Memory for KV blocks, in bytes
+    #[arg(long, default_value_t = 768 << 20)]
+    pub kv_bytes_max: u64,
+    /// Most tokens in one engine step
+    #[arg(long, default_value_t = 512)]
+    pub token_budget: usize,
+    /// Most sequences running at once
+    #[arg(long, default_value_t = 64)]
+    pub running_max: usize,
+    /// Most sequences waiting; further ones are refused
+    #[arg(long, default_value_t = 1024)]
+    pub waiting_max: usize,
+    #[arg(long, value_enum, default_value = "on")]
+    pub prefix_cache: CacheMode,
+    /// A step that takes longer is reported as a fault to health checks
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    pub step_time_max: Duration,
+    /// Running sequences may finish for this long after SIGTERM
+    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
+    pub drain_timeout: Duration,
+    /// A telemetry batch leaves at this many rows
+    #[arg(long, default_value_t = 1024)]
+    pub flush_rows: usize,
+    /// … or after this time
+    #[arg(long, default_value = "20ms", value_parser = humantime::parse_duration)]
+    pub flush_interval: Duration,
+    /// Telemetry rows of a topic that may wait; at the bound the oldest are dropped and counted
+    #[arg(long, default_value_t = 65536)]
+    pub queue_rows: usize,
+    /// What ends the process besides a signal
+    #[arg(long, value_enum, default_value = "stdin")]
+    pub lifetime: Lifetime,
+    /// Vocabulary of `simulated`
+    #[arg(long, default_value_t = 49152)]
+    pub simulated_vocab: usize,
+    /// Context of `simulated`, in tokens
+    #[arg(long, default_value_t = 8192)]
+    pub simulated_context: usize,
+    /// Pace of `simulated`: 1 takes the modelled time, 0 does not wait
+    #[arg(long, default_value_t = 1.0)]
+    pub simulated_pace: f64,
+}
+
+impl WorkerOptions {
+    /// The options as command-line arguments.
+    pub fn to_args(&self) -> Vec<OsString> {
+        let text = |duration: Duration| humantime::format_duration(duration).to_string();
+        let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
+        let pairs: [(&str, Option<String>); 22] = [
+            ("model", Some(self.model.clone())),
+            ("model-name", Some(self.model_name.clone())),
+            ("instance", Some(self.instance.to_string())),
+            ("epoch", Some(self.epoch.to_string())),
+            ("listen", Some(self.listen.to_string())),
+            ("flight", self.flight.map(|address| address.to_string())),
+            ("threads", Some(self.threads.to_string())),
+            ("block-size", Some(self.block_size.to_string())),
+            ("kv-bytes-max", Some(self.kv_bytes_max.to_string())),
+            ("token-budget", Some(self.token_budget.to_string())),
+            ("running-max", Some(self.running_max.to_string())),
+            ("waiting-max", Some(self.waiting_max.to_string())),
+            ("prefix-cache", name(self.prefix_cache.to_possible_value())),
+            ("step-time-max", Some(text(self.step_time_max))),
+            ("drain-timeout", Some(text(self.drain_timeout))),
+            ("flush-rows", Some(self.flush_rows.to_string())),
+            ("flush-interval", Some(text(self.flush_interval))),
+            ("queue-rows", Some(self.queue_rows.to_string())),
+            ("lifetime", name(self.lifetime.to_possible_value())),
+            ("simulated-vocab", Some(self.simulated_vocab.to_string())),
+            ("simulated-context", Some(self.simulated_context.to_string())),
+            ("simulated-pace", Some(self.simulated_pace.to_string())),
+        ];
+        let given = pairs.into_iter().filter_map(|(key, value)| value.map(|value| format!("--{key}={value}").into()));
+        given.collect()
+    }
+}
+
+/// The options as a program would parse them, for callers without a command line: every default, and this model.
+impl WorkerOptions {
+    pub fn for_model(model: impl Into<String>) -> Self {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: WorkerOptions,
+        }
+        let line = ["worker".to_string(), format!("--model={}", model.into())];
+        let parsed = <Line as clap::Parser>::try_parse_from(line);
+        parsed.expect("invariant: all options but the model have defaults, held by a test").options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: WorkerOptions,
+    }
+
+    fn parse(options: &WorkerOptions) -> WorkerOptions {
+        let line = std::iter::once(OsString::from("worker")).chain(options.to_args());
+        Line::try_parse_from(line).unwrap().options
+    }
+
+    proptest! {
+        /// Scenario: options with any numbers, durations and a model name full of odd characters. Guarantees: the child
+        /// parses exactly what the supervisor meant.
+        #[test]
+        fn options_survive_the_command_line(
+            model in "[ -~]{1,20}",
+            (instance, epoch, port) in any::<(u32, u64, u16)>(),
+            (threads, kv) in any::<(u16, u64)>(),
+            (step_ms, flush_us) in (1u64..1_000_000, 1u64..10_000_000),
+            with_flight in proptest::option::of(any::<u16>()),
+            pace in 0.0f64..10.0,
+        ) {
+            let options = WorkerOptions {
+                instance,
+                epoch,
+                listen: ([127, 0, 0, 1], port).into(),
+                flight: with_flight.map(|port| ([127, 0, 0, 1], port).into()),
+                threads: threads.into(),
+                kv_bytes_max: kv,
+                step_time_max: Duration::from_millis(step_ms),
+                flush_interval: Duration::from_micros(flush_us),
+                prefix_cache: CacheMode::Off,
+                lifetime: Lifetime::Signal,
+                simulated_pace: pace,
+                ..WorkerOptions::for_model(model)
+            };
+            prop_assert_eq!(parse(&options), options);
+        }
+    }
+}

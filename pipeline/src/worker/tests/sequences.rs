@@ -1,0 +1,136 @@
+//! Sequences through the gRPC service.
+
+use engine::request::FinishReason;
+use futures::StreamExt;
+
+use super::*;
+use crate::{
+    gateway::instances::InstanceClient,
+    worker::client::LocalInstance,
+};
+
+/// Scenario: one request over gRPC and the same one to the engine thread directly. Guarantees: equal tokens and text, all
+/// `max_tokens` of them, one last chunk with the right accounts, then the end.
+#[tokio::test]
+async fn the_wire_changes_nothing() {
+    let worker = served(&options(0.0)).await;
+    let remote = collect(worker.client.generate(call(vec![1, 2, 3], 20)).await.unwrap()).await;
+    let local = collect(LocalInstance(worker.handle.clone()).generate(call(vec![1, 2, 3], 20)).await.unwrap()).await;
+    assert_eq!(tokens(&remote).len(), 20);
+    assert_eq!(tokens(&remote), tokens(&local));
+    let finish = remote.last().unwrap().as_ref().unwrap().finish.clone().unwrap();
+    assert_eq!((finish.reason, finish.prompt_tokens, finish.completion_tokens), (FinishReason::Length, 3, 20));
+    assert!(remote[..remote.len() - 1].iter().all(|item| item.as_ref().unwrap().finish.is_none()));
+}
+
+/// Scenario: the second request repeats a prompt of four blocks. Guarantees: the reuse is in its accounts.
+#[tokio::test]
+async fn reuse_is_reported() {
+    let worker = served(&options(0.0)).await;
+    let prompt: Vec<u32> = (0..64).collect();
+    let mut cached = Vec::new();
+    for _ in 0..2 {
+        let items = collect(worker.client.generate(call(prompt.clone(), 2)).await.unwrap()).await;
+        cached.push(items.last().unwrap().as_ref().unwrap().finish.clone().unwrap().cached_tokens);
+    }
+    assert_eq!(cached[0], 0);
+    assert!(cached[1] >= 48, "{cached:?}");
+}
+
+/// Scenario: an empty prompt, too long a context, a token outside the vocabulary. Guarantees: `Refused`, with a text that
+/// says what is wrong; the worker still serves afterwards.
+#[tokio::test]
+async fn bad_requests_are_refused() {
+    let worker = served(&options(0.0)).await;
+    for (bad, word) in [
+        (call(vec![], 1), "empty"),
+        (call(vec![1], 100_000), "context"),
+        (call(vec![9_999], 1), "vocabulary"),
+        (call(vec![1], 0), "max_tokens"),
+    ] {
+        match worker.client.generate(bad).await {
+            Err(InstanceError::Refused(text)) => assert!(text.contains(word), "{text}"),
+            Err(other) => panic!("{other:?}"),
+            Ok(_) => panic!("`{word}` was accepted"),
+        }
+    }
+    assert_eq!(tokens(&collect(worker.client.generate(call(vec![1], 3)).await.unwrap()).await).len(), 3);
+}
+
+/// Scenario: more requests than the engine runs and lets wait. Guarantees: the excess is `Busy`, the rest completes.
+#[tokio::test]
+async fn a_full_queue_is_busy() {
+    let worker = served(&options(1.0)).await;
+    let (mut streams, mut busy) = (Vec::new(), 0);
+    for number in 0..40 {
+        match worker.client.generate(call(vec![number], 8)).await {
+            Ok(stream) => streams.push(stream),
+            Err(InstanceError::Busy(_)) => busy += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert!(busy > 0 && streams.len() >= 8, "{busy} busy, {} accepted", streams.len());
+    for stream in streams {
+        assert_eq!(tokens(&collect(stream).await).len(), 8);
+    }
+}
+
+/// Scenario: a client drops its stream after the first chunk. Guarantees: the engine has no sequence and no block in use
+/// once the next request has ended.
+#[tokio::test]
+async fn a_dropped_stream_cancels() {
+    let worker = served(&options(1.0)).await;
+    let mut stream = worker.client.generate(call((0..100).collect(), 400)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    let last = worker.last.0.clone();
+    eventually("the sequence is gone", || {
+        let stats = *last.lock().unwrap();
+        stats.running == 0 && stats.blocks_used == 0
+    })
+    .await;
+    let before = worker.last.0.lock().unwrap().step;
+    assert!(before < 200, "the sequence ran on for {before} steps");
+}
+
+/// Scenario: drain while a sequence runs. Guarantees: the running one completes, new ones are `Busy`, health says so, and
+/// drain answers only after the end.
+#[tokio::test]
+async fn drain_lets_sequences_finish() {
+    let worker = served(&options(1.0)).await;
+    let stream = worker.client.generate(call(vec![5], 30)).await.unwrap();
+    let client = worker.client.clone();
+    let drain = tokio::spawn(async move { client.drain(PATIENCE).await });
+    let mut draining = false;
+    for _ in 0..1000 {
+        draining = worker.client.health(PATIENCE).await.unwrap().draining;
+        if draining {
+            break;
+        }
+    }
+    assert!(draining && !drain.is_finished());
+    assert!(matches!(worker.client.generate(call(vec![6], 3)).await, Err(InstanceError::Busy(_))));
+    assert_eq!(tokens(&collect(stream).await).len(), 30);
+    tokio::time::timeout(PATIENCE, drain).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, worker.service.drain()).await.unwrap();
+}
+
+/// Scenario: a health check. Guarantees: it shows the incarnation and the engine's shape.
+#[tokio::test]
+async fn health_shows_the_incarnation() {
+    let worker = served(&options(0.0)).await;
+    let reply = worker.client.health(PATIENCE).await.unwrap();
+    assert_eq!((reply.epoch, reply.context, reply.vocab, reply.blocks, reply.block_size), (7, 512, 512, 64, 16));
+    assert_eq!(reply.model, "toy");
+}
+
+/// Scenario: nobody listens at the address. Guarantees: `Lost`, not a hang.
+#[tokio::test]
+async fn an_absent_worker_is_lost() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let client = GrpcInstance::new(address, ClientLimits::default()).unwrap();
+    assert!(matches!(client.generate(call(vec![1], 1)).await, Err(InstanceError::Lost(_))));
+    assert!(matches!(client.health(PATIENCE).await, Err(InstanceError::Lost(_))));
+}

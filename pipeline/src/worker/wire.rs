@@ -1,0 +1,280 @@
+//! Protocol messages to domain types and back. Total on the way out; on the way in a field that is missing or out of range
+//! gives a [`WireError`] that names it.
+//!
+//! Invariant: a call that goes through both directions is unchanged (a property test holds that).
+//! Cost: one copy of the prompt and of each chunk. No state.
+
+use engine::{
+    request::{FinishReason, Lane, SamplingParams, StopConditions},
+    step::{Finish, SequenceOutput, TokenLogprob},
+};
+
+use super::engine_thread::Start;
+use crate::{
+    gateway::instances::{Chunk, ChunkFinish, GenerateCall},
+    proto,
+};
+
+/// A message that does not say what it must.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct WireError {
+    pub field: &'static str,
+    pub problem: String,
+}
+
+fn wrong(field: &'static str, problem: impl Into<String>) -> WireError {
+    WireError { field, problem: problem.into() }
+}
+
+pub fn request_to_proto(call: &GenerateCall) -> proto::GenerateRequest {
+    let s = &call.sampling;
+    let lane = match call.lane {
+        Lane::L1 => proto::Lane::L1,
+        Lane::L2 => proto::Lane::L2,
+        Lane::L3 => proto::Lane::L3,
+    };
+    proto::GenerateRequest {
+        request_id: call.request_id.clone(),
+        prompt: call.prompt.to_vec(),
+        sampling: Some(proto::Sampling {
+            temperature: s.temperature,
+            top_k: s.top_k,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            frequency_penalty: s.frequency_penalty,
+            presence_penalty: s.presence_penalty,
+            repetition_penalty: s.repetition_penalty,
+            logit_bias: s.logit_bias.iter().map(|&(token, bias)| proto::LogitBias { token, bias }).collect(),
+            seed: s.seed,
+            logprobs: s.logprobs.map(u32::from),
+        }),
+        stop: Some(proto::Stop {
+            max_tokens: call.stop.max_tokens,
+            stop_tokens: call.stop.stop_tokens.clone(),
+            stop_strings: call.stop.stop_strings.clone(),
+        }),
+        lane: lane.into(),
+        deadline_us: call.deadline,
+        cache_salt: call.cache_salt,
+    }
+}
+
+pub fn start_from_proto(request: proto::GenerateRequest) -> Result<Start, WireError> {
+    let lane = match proto::Lane::try_from(request.lane) {
+        Ok(proto::Lane::L1) => Lane::L1,
+        Ok(proto::Lane::L2) => Lane::L2,
+        Ok(proto::Lane::L3) => Lane::L3,
+        Err(_) => return Err(wrong("lane", format!("{} is no lane; expected 0 (L2), 1 (L1) or 2 (L3)", request.lane))),
+    };
+    let stop = request.stop.ok_or_else(|| wrong("stop", "missing; it holds max_tokens"))?;
+    if stop.max_tokens == 0 {
+        return Err(wrong("stop.max_tokens", "0; expected at least 1"));
+    }
+    Ok(Start {
+        prompt: request.prompt.into(),
+        sampling: sampling_from_proto(request.sampling.ok_or_else(|| wrong("sampling", "missing"))?)?,
+        stop: StopConditions {
+            max_tokens: stop.max_tokens,
+            stop_tokens: stop.stop_tokens,
+            stop_strings: stop.stop_strings,
+        },
+        lane,
+        deadline: request.deadline_us,
+        cache_salt: request.cache_salt,
+    })
+}
+
+fn sampling_from_proto(s: proto::Sampling) -> Result<SamplingParams, WireError> {
+    let finite = [
+        ("sampling.temperature", s.temperature),
+        ("sampling.top_p", s.top_p),
+        ("sampling.min_p", s.min_p),
+        ("sampling.frequency_penalty", s.frequency_penalty),
+        ("sampling.presence_penalty", s.presence_penalty),
+        ("sampling.repetition_penalty", s.repetition_penalty),
+    ];
+    if let Some((field, value)) = finite.into_iter().find(|(_, value)| !value.is_finite()) {
+        return Err(wrong(field, format!("{value}; expected a finite number")));
+    }
+    let logprobs = match s.logprobs {
+        None => None,
+        Some(n) => Some(u8::try_from(n).map_err(|_| wrong("sampling.logprobs", format!("{n}; expected at most 255")))?),
+    };
+    Ok(SamplingParams {
+        temperature: s.temperature,
+        top_k: s.top_k,
+        top_p: s.top_p,
+        min_p: s.min_p,
+        frequency_penalty: s.frequency_penalty,
+        presence_penalty: s.presence_penalty,
+        repetition_penalty: s.repetition_penalty,
+        logit_bias: s.logit_bias.into_iter().map(|b| (b.token, b.bias)).collect(),
+        seed: s.seed,
+        logprobs,
+    })
+}
+
+pub fn chunk_to_proto(output: SequenceOutput) -> proto::GenerateChunk {
+    proto::GenerateChunk {
+        tokens: output.tokens,
+        text: output.text,
+        logprobs: output.logprobs.into_iter().map(logprob_to_proto).collect(),
+        finish: output.finish.map(finish_to_proto),
+    }
+}
+
+fn logprob_to_proto(entry: TokenLogprob) -> proto::TokenLogprob {
+    let top = entry.top.into_iter().map(|(token, logprob)| proto::TopLogprob { token, logprob }).collect();
+    proto::TokenLogprob { token: entry.token, logprob: entry.logprob, top }
+}
+
+fn finish_to_proto(finish: Finish) -> proto::Finish {
+    let reason = match finish.reason {
+        FinishReason::Stop => proto::FinishReason::Stop,
+        FinishReason::Length => proto::FinishReason::Length,
+        FinishReason::Cancelled => proto::FinishReason::Cancelled,
+        FinishReason::Failed => proto::FinishReason::Failed,
+    };
+    proto::Finish {
+        reason: reason.into(),
+        prompt_tokens: finish.prompt_tokens,
+        completion_tokens: finish.completion_tokens,
+        cached_tokens: finish.cached_tokens,
+        preemptions: finish.preemptions,
+        queue_us: finish.first_scheduled.map(|first| first.saturating_sub(finish.submitted)),
+        error: finish.error.unwrap_or_default(),
+    }
+}
+
+pub fn chunk_from_proto(chunk: proto::GenerateChunk) -> Result<Chunk, WireError> {
+    let logprobs = chunk.logprobs.into_iter().map(|entry| TokenLogprob {
+        token: entry.token,
+        logprob: entry.logprob,
+        top: entry.top.into_iter().map(|t| (t.token, t.logprob)).collect(),
+    });
+    Ok(Chunk {
+        tokens: chunk.tokens,
+        text: chunk.text,
+        logprobs: logprobs.collect(),
+        finish: chunk.finish.map(finish_from_proto).transpose()?,
+    })
+}
+
+fn finish_from_proto(finish: proto::Finish) -> Result<ChunkFinish, WireError> {
+    let reason = match proto::FinishReason::try_from(finish.reason) {
+        Ok(proto::FinishReason::Stop) => FinishReason::Stop,
+        Ok(proto::FinishReason::Length) => FinishReason::Length,
+        Ok(proto::FinishReason::Cancelled) => FinishReason::Cancelled,
+        Ok(proto::FinishReason::Failed) => FinishReason::Failed,
+        Err(_) => return Err(wrong("finish.reason", format!("{} is no reason; expected 0 to 3", finish.reason))),
+    };
+    Ok(ChunkFinish {
+        reason,
+        prompt_tokens: finish.prompt_tokens,
+        completion_tokens: finish.completion_tokens,
+        cached_tokens: finish.cached_tokens,
+        error: (!finish.error.is_empty()).then_some(finish.error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn calls() -> impl Strategy<Value = GenerateCall> {
+        let sampling = (
+            (0.0f32..2.0, proptest::option::of(any::<u32>()), 0.0f32..=1.0, 0.0f32..=1.0),
+            (-2.0f32..2.0, -2.0f32..2.0, 0.5f32..2.0, any::<u64>()),
+            proptest::collection::vec((any::<u32>(), -100.0f32..100.0), 0..4),
+            proptest::option::of(any::<u8>()),
+        )
+            .prop_map(|((temperature, top_k, top_p, min_p), (f, p, r, seed), logit_bias, logprobs)| SamplingParams {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                frequency_penalty: f,
+                presence_penalty: p,
+                repetition_penalty: r,
+                logit_bias,
+                seed,
+                logprobs,
+            });
+        let stop = (1u32.., proptest::collection::vec(any::<u32>(), 0..4), proptest::collection::vec(".*", 0..4))
+            .prop_map(|(max_tokens, stop_tokens, stop_strings)| StopConditions { max_tokens, stop_tokens, stop_strings });
+        let lane = prop_oneof![Just(Lane::L1), Just(Lane::L2), Just(Lane::L3)];
+        let prompt = proptest::collection::vec(any::<u32>(), 0..40);
+        (".*", prompt, sampling, stop, lane, proptest::option::of(any::<i64>()), any::<u64>()).prop_map(
+            |(request_id, prompt, sampling, stop, lane, deadline, cache_salt)| GenerateCall {
+                request_id,
+                prompt: prompt.into(),
+                sampling,
+                stop,
+                lane,
+                deadline,
+                cache_salt,
+            },
+        )
+    }
+
+    proptest! {
+        /// Scenario: any call goes to a message and back. Guarantees: nothing the engine sees is changed on the way.
+        #[test]
+        fn a_call_survives_the_wire(call in calls()) {
+            let message = request_to_proto(&call);
+            prop_assert_eq!(&message.request_id, &call.request_id);
+            prop_assert_eq!(start_from_proto(message).unwrap(), Start::from(call));
+        }
+    }
+
+    /// Scenario: messages with a missing or impossible field. Guarantees: the error names the field.
+    #[test]
+    fn wrong_messages_name_the_field() {
+        let good = proto::GenerateRequest {
+            sampling: Some(proto::Sampling { top_p: 1.0, ..Default::default() }),
+            stop: Some(proto::Stop { max_tokens: 1, ..Default::default() }),
+            ..Default::default()
+        };
+        assert!(start_from_proto(good.clone()).is_ok());
+        let mut cases = vec![good; 5];
+        cases[0].lane = 9;
+        cases[1].stop = None;
+        cases[2].sampling = None;
+        cases[3].sampling.as_mut().unwrap().temperature = f32::NAN;
+        cases[4].stop.as_mut().unwrap().max_tokens = 0;
+        let fields: Vec<&str> = cases.into_iter().map(|c| start_from_proto(c).unwrap_err().field).collect();
+        assert_eq!(fields, ["lane", "stop", "sampling", "sampling.temperature", "stop.max_tokens"]);
+    }
+
+    /// Scenario: a last chunk with log-probabilities. Guarantees: accounts and error text arrive; an empty error is none.
+    #[test]
+    fn a_chunk_survives_the_wire() {
+        let logprobs = vec![TokenLogprob { token: 7, logprob: -0.5, top: vec![(7, -0.5), (8, -1.0)] }];
+        let finish = Finish {
+            reason: FinishReason::Failed,
+            prompt_tokens: 5,
+            completion_tokens: 2,
+            cached_tokens: 4,
+            submitted: 100,
+            first_scheduled: Some(150),
+            preemptions: 1,
+            error: Some("runner: no".into()),
+        };
+        let output = SequenceOutput {
+            sequence: engine::request::SequenceId(1),
+            tokens: vec![7],
+            text: "é".into(),
+            logprobs: logprobs.clone(),
+            finish: Some(finish),
+        };
+        let message = chunk_to_proto(output);
+        assert_eq!(message.finish.as_ref().unwrap().queue_us, Some(50));
+        let chunk = chunk_from_proto(message).unwrap();
+        assert_eq!((chunk.tokens, chunk.text.as_str(), chunk.logprobs), (vec![7], "é", logprobs));
+        let end = chunk.finish.unwrap();
+        assert_eq!((end.reason, end.cached_tokens, end.error.as_deref()), (FinishReason::Failed, 4, Some("runner: no")));
+    }
+}
