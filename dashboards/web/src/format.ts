@@ -48,6 +48,19 @@ export function durationText(ms: Known): string {
   return `${value} ${unit}`;
 }
 
+/** A mark on an axis of milliseconds: a round number, so without idle decimals: 0, 20 ms, 2.5 ms, 1.5 s. */
+export function durationMark(ms: number): string {
+  if (ms === 0) return '0';
+  return Math.abs(ms) < 1000 ? `${Number(ms.toPrecision(3))} ms` : `${Number((ms / 1000).toPrecision(3))} s`;
+}
+
+/** A mark on an axis of counts or rates: 0, 0.5, 150, 2k. */
+export function countMark(value: number): string {
+  const size = Math.abs(value);
+  if (size < 1000) return String(Number(value.toPrecision(3)));
+  return size < 1e6 ? `${Number((value / 1e3).toPrecision(3))}k` : `${Number((value / 1e6).toPrecision(3))}M`;
+}
+
 /** A share between 0 and 1 as a percentage with one decimal. */
 export function percent(share: Known): string {
   return share === null ? UNKNOWN : `${(share * 100).toFixed(1)} %`;

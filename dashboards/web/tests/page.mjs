@@ -100,6 +100,11 @@ async function openPage(browser, options) {
   return { context, page, text, complaints, expected, elsewhere };
 }
 
+async function shot(page, name) {
+  await page.evaluate(() => window.scrollTo(0, 0));
+  await page.screenshot({ path: join(folder, name), fullPage: true });
+}
+
 const numberIn = (text) => Number(/[\d.]+/.exec(text.replaceAll(',', ''))?.[0] ?? Number.NaN);
 
 async function numbersMove({ page, text }) {
@@ -256,7 +261,7 @@ async function lossShows(browser) {
   check(/cannot be reached/.test(problem), `the page does not say why: ${problem}`);
   const shown = await page.getByTestId('tokens-per-second').textContent();
   check(shown === '–', `unknown tokens/s is shown as ${shown}`);
-  await page.screenshot({ path: join(folder, 'lost.png'), fullPage: true });
+  await shot(page, 'lost.png');
   await context.unroute('**/v1/live');
   await until('the page to come back by itself', () => page.getByTestId('state').textContent(), (state) => state === 'Live');
   await context.close();
@@ -269,23 +274,23 @@ async function wide(browser, load) {
   try {
     await numbersMove(opened);
     await fits(opened, 1280);
-    await page.screenshot({ path: join(folder, 'wide-dark.png'), fullPage: true });
+    await shot(page, 'wide-dark.png');
     await page.emulateMedia({ colorScheme: 'light' });
     await new Promise((resolve) => setTimeout(resolve, 1200));
-    await page.screenshot({ path: join(folder, 'wide-light.png'), fullPage: true });
+    await shot(page, 'wide-light.png');
     await pauseHolds(opened);
     await keyboardWorks(opened);
     await quiet(opened, 'at 1280 px');
     await sqlWorks(opened);
-    await page.screenshot({ path: join(folder, 'sql-error.png'), fullPage: true });
+    await shot(page, 'sql-error.png');
     await page.getByTestId('sql-example-decisions').click();
     await until('rows', () => opened.text('sql-summary'), (summary) => / rows? in /.test(summary));
-    await page.screenshot({ path: join(folder, 'sql-result.png'), fullPage: true });
+    await shot(page, 'sql-result.png');
     await quiet(opened, 'after SQL');
     check(expected.refusedSql, 'the wrong statement was never sent');
     check(load.problem === null, `the load stopped: ${load.problem?.message}`);
   } catch (error) {
-    await page.screenshot({ path: join(folder, 'failure.png'), fullPage: true });
+    await shot(page, 'failure.png');
     throw error;
   }
   await context.close();
@@ -303,12 +308,12 @@ async function narrow(browser) {
     await until('rows', () => text('sql-summary'), (summary) => / rows? in /.test(summary));
     await fits(opened, 390);
     await quiet(opened, 'at 390 px');
-    await page.screenshot({ path: join(folder, 'narrow-dark.png'), fullPage: true });
+    await shot(page, 'narrow-dark.png');
     await page.emulateMedia({ colorScheme: 'light' });
     await new Promise((resolve) => setTimeout(resolve, 1200));
-    await page.screenshot({ path: join(folder, 'narrow-light.png'), fullPage: true });
+    await shot(page, 'narrow-light.png');
   } catch (error) {
-    await page.screenshot({ path: join(folder, 'failure.png'), fullPage: true });
+    await shot(page, 'failure.png');
     throw error;
   }
   await context.close();

@@ -12,7 +12,7 @@ export function AtomChart({ atoms }: { atoms: readonly Atom[] | null }) {
     <section class="panel chart" data-testid="chart-atoms" aria-labelledby="chart-atoms-title">
       <div class="panel-head">
         <h2 id="chart-atoms-title">
-          Load by context length <span class="unit">tokens{width === null ? '' : ` per ${count(width)}-token range`}</span>
+          Load by context length <span class="unit">{width === null ? 'tokens' : `tokens per ${count(width)}`}</span>
         </h2>
         <p class="legend">
           <span>

@@ -41,7 +41,7 @@ export function Decisions({ decisions, instances, onExplain }: Props) {
             <tbody>
               {decisions.map((decision) => (
                 <tr key={`${decision.at} ${decision.request} ${decision.outcome}`} data-testid="decision-row">
-                  <td class="number" title={decision.at}>
+                  <td title={decision.at}>
                     {timeOfDay(decision.at)}
                   </td>
                   <td>

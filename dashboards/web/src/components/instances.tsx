@@ -30,6 +30,7 @@ export function Instances({ instances }: { instances: readonly Instance[] | null
                   Model
                 </th>
                 <th scope="col">State</th>
+                <th scope="col">Share of context</th>
                 <th scope="col" class="number">
                   Running
                 </th>
@@ -42,7 +43,6 @@ export function Instances({ instances }: { instances: readonly Instance[] | null
                 <th scope="col" class="number">
                   Context tokens
                 </th>
-                <th scope="col">Share of context</th>
                 <th scope="col">KV blocks</th>
                 <th scope="col" class="number wide-only">
                   Loaded in
@@ -72,12 +72,6 @@ function InstanceRow({ instance }: { instance: Instance }) {
           {instance.state}
         </span>
       </td>
-      <td class="number">{count(instance.running)}</td>
-      <td class="number">{count(instance.waiting)}</td>
-      <td class="number" data-testid={`instance-${instance.instance}-tokens-per-second`}>
-        {rate(instance.tokensPerSecond)}
-      </td>
-      <td class="number">{count(instance.contextTokens)}</td>
       <td>
         <span class="measured">
           <Meter parts={[{ share, colour: '--series-1' }]} />
@@ -86,6 +80,12 @@ function InstanceRow({ instance }: { instance: Instance }) {
           </span>
         </span>
       </td>
+      <td class="number">{count(instance.running)}</td>
+      <td class="number">{count(instance.waiting)}</td>
+      <td class="number" data-testid={`instance-${instance.instance}-tokens-per-second`}>
+        {rate(instance.tokensPerSecond)}
+      </td>
+      <td class="number">{count(instance.contextTokens)}</td>
       <td>
         <Blocks instance={instance} />
       </td>
@@ -100,7 +100,7 @@ function Blocks({ instance }: { instance: Instance }) {
     blocks === null || blocksTotal === null || blocksTotal === 0 ? null : blocks / blocksTotal;
   const title = `${count(blocksUsed)} in use, ${count(blocksCached)} kept for reuse, ${count(blocksTotal)} in all`;
   return (
-    <span class="measured" title={title}>
+    <span class="measured blocks" title={title}>
       <Meter
         parts={[
           { share: shareOf(blocksUsed), colour: '--series-1' },

@@ -91,7 +91,7 @@ export function SqlBox({ asked }: { asked: Asked | null }) {
         id="sql-input"
         data-testid="sql-input"
         ref={input}
-        rows={5}
+        rows={7}
         spellcheck={false}
         autocapitalize="off"
         value={query}

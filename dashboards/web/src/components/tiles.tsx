@@ -59,8 +59,9 @@ function LatencyTile({ label, id, quantiles }: { label: string; id: string; quan
         <span class="unit"> {p50.unit} p50</span>
       </p>
       <p class="detail">
-        p95 <b data-testid={`${id}-p95`}>{durationText(quantiles?.p95 ?? null)}</b> · p99{' '}
-        <b data-testid={`${id}-p99`}>{durationText(quantiles?.p99 ?? null)}</b>
+        p95 <b data-testid={`${id}-p95`}>{durationText(quantiles?.p95 ?? null)}</b>
+        <br />
+        p99 <b data-testid={`${id}-p99`}>{durationText(quantiles?.p99 ?? null)}</b>
       </p>
     </div>
   );

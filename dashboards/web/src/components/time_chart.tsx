@@ -24,8 +24,8 @@ export interface ChartSpec {
   unit: string;
   lines: readonly Line[];
   text: (value: Known) => string;
-  /** Text of the y axis' marks; `text` where absent. */
-  axisText?: (value: number) => string;
+  /** Text of the y axis' marks. */
+  axisText: (value: number) => string;
   /** Upper end of the y axis where it is fixed. */
   top?: number;
 }
@@ -82,7 +82,12 @@ export function TimeChart({ spec, history }: { spec: ChartSpec; history: readonl
           ))}
         </p>
       </div>
-      <div class="plot" role="img" aria-label={`${spec.title}, last five minutes. Now: ${words}.`} ref={box}>
+      <div
+        class={empty ? 'plot unknown' : 'plot'}
+        role="img"
+        aria-label={`${spec.title}, last five minutes. Now: ${words}.`}
+        ref={box}
+      >
         {empty && <p class="empty">no data yet</p>}
       </div>
     </section>
@@ -100,11 +105,10 @@ function options(spec: ChartSpec, width: number, onHover: (index: number | null)
     ticks: { show: false },
     font: '11px system-ui, sans-serif',
   };
-  const axisText = spec.axisText ?? spec.text;
   return {
     width,
     height: HEIGHT_PX,
-    padding: [6, 10, 0, 0],
+    padding: [6, 18, 0, 0],
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, sync: { key: 'fleet' } },
     scales: {
@@ -113,7 +117,7 @@ function options(spec: ChartSpec, width: number, onHover: (index: number | null)
     },
     axes: [
       { ...axis, size: 24, space: 60, values: (_plot, splits) => splits.map((at) => clock(at).slice(0, 5)), incrs: [60, 120] },
-      { ...axis, size: 46, space: 28, gap: 4, values: (_plot, splits) => splits.map((split) => axisText(split)) },
+      { ...axis, size: 54, space: 28, gap: 4, values: (_plot, splits) => splits.map((split) => spec.axisText(split)) },
     ],
     series: [
       {},

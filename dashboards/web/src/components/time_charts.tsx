@@ -1,5 +1,5 @@
 // Which five things are drawn over time, and how.
-import { count, durationText, percent, rate } from '../format';
+import { count, countMark, durationMark, durationText, percent, rate } from '../format';
 import type { Point } from '../history';
 import { TimeChart, type ChartSpec } from './time_chart';
 
@@ -11,6 +11,7 @@ const CHARTS: readonly ChartSpec[] = [
     title: 'Tokens',
     unit: 'tokens/s',
     text: rate,
+    axisText: countMark,
     lines: [
       { label: 'output', field: 'tokensPerSecond', colour: '--series-1' },
       { label: 'prompt', field: 'promptTokensPerSecond', colour: '--series-2' },
@@ -21,6 +22,7 @@ const CHARTS: readonly ChartSpec[] = [
     title: 'Time to first token',
     unit: '',
     text: durationText,
+    axisText: durationMark,
     lines: [
       { label: 'p50', field: 'ttftP50', colour: '--series-1' },
       { label: 'p95', field: 'ttftP95', colour: '--series-3' },
@@ -31,6 +33,7 @@ const CHARTS: readonly ChartSpec[] = [
     title: 'Inter-token latency',
     unit: '',
     text: durationText,
+    axisText: durationMark,
     lines: [
       { label: 'p50', field: 'itlP50', colour: '--series-1' },
       { label: 'p95', field: 'itlP95', colour: '--series-3' },
@@ -50,6 +53,7 @@ const CHARTS: readonly ChartSpec[] = [
     title: 'Requests',
     unit: '',
     text: count,
+    axisText: countMark,
     lines: [
       { label: 'running', field: 'running', colour: '--series-1' },
       { label: 'waiting', field: 'waiting', colour: '--series-3' },
