@@ -1,5 +1,6 @@
 // Builds dist/: index.html and hashed assets, all from this origin, with relative addresses so that the page also works
-// behind a path prefix. `npm run dev` passes API calls on to the server at $EVENKEEL_URL (default port 8080 on loopback).
+// behind a path prefix. `npm run dev` passes API calls on to the server at $EVENKEEL_URL (default port 8080 on
+// loopback).
 import { defineConfig } from 'vitest/config';
 
 const server = process.env['EVENKEEL_URL'] ?? 'http://127.0.0.1:8080';

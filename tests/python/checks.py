@@ -1,7 +1,7 @@
 """Runs named checks in order and stops at the first that fails.
 
-Prints `ok NAME` per check and closes with `N passed, M failed`. A failed check prints what was wrong to stderr and ends the process
-with exit code 1; the checks after it do not run.
+Prints `ok NAME` per check and closes with `N passed, M failed`. A failed check prints what was wrong to stderr and ends
+the process with exit code 1; the checks after it do not run.
 """
 
 import sys
@@ -18,7 +18,7 @@ def run(checks: Iterable[tuple[str, Check]]) -> None:
             check()
         except AssertionError as failure:
             fail(passed, f"{name}: {failure or 'an assert without words failed, see the line above'}", failure)
-        except Exception as failure:  # A fault of any kind is a failed check; its name says more than its traceback alone.
+        except Exception as failure:  # A fault of any kind is a failed check.
             fail(passed, f"{name}: {type(failure).__name__}: {failure}", failure)
         passed += 1
         print(f"ok {name}", flush=True)

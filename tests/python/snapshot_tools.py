@@ -2,8 +2,8 @@
 
     python snapshot_tools.py FOLDER
 
-FOLDER holds `manifest.json` and, for every table it names, `TABLE.arrow` (Arrow IPC file, zstd) and `TABLE.parquet`. All tools must
-find the same tables, the same rows and the same times, which are UTC microseconds.
+FOLDER holds `manifest.json` and, for every table it names, `TABLE.arrow` (Arrow IPC file, zstd) and `TABLE.parquet`.
+All tools must find the same tables, the same rows and the same times, which are UTC microseconds.
 """
 
 import json
@@ -123,7 +123,7 @@ def check_polars(snapshot: Snapshot, table: dict) -> None:
 
 
 def check_duckdb(snapshot: Snapshot, table: dict) -> None:
-    # DuckDB reads Parquet by itself, and Arrow files through PyArrow: its own reader of them is an extension to download.
+    # DuckDB reads Parquet by itself and Arrow files through PyArrow: its own reader is an extension to download.
     arrow = snapshot.arrow(table)
     wanted = micros_of(arrow)
     with duckdb.connect() as connection:

@@ -1,5 +1,5 @@
-// The only way from the page to the server: one `call` that adds the key, and turns every failure into a ServerError with words
-// that a person can act on. The key lives in this tab's session storage.
+// The only way from the page to the server: one `call` that adds the key, and turns every failure into a ServerError
+// with words that a person can act on. The key lives in this tab's session storage.
 
 const KEY = 'evenkeel.key';
 
@@ -18,7 +18,7 @@ export function rememberKey(key: string): void {
   sessionStorage.setItem(KEY, key);
 }
 
-/** Calls `path` (relative to the page). Returns only successful responses; an aborted call throws its AbortError unchanged. */
+/** Calls `path`, relative to the page. Returns only successful responses; an aborted call throws its AbortError. */
 export async function call(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   const key = sessionStorage.getItem(KEY);

@@ -1,5 +1,5 @@
-// The page from top to bottom, and the three things it holds: the live stream, what is held still while paused, and the SQL
-// statement that other parts may put into the box.
+// The page from top to bottom, and the three things it holds: the live stream, what is held still while paused, and the
+// SQL statement that other parts may put into the box.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { models, rememberKey } from './api';
 import { AtomChart } from './components/atom_chart';
@@ -45,7 +45,8 @@ export function App() {
     };
   }, []);
 
-  // Once the stream is open (again), ask for what the page could not see itself. Both are extras: the page lives without them.
+  // Once the stream is open (again), ask for what the page could not see itself. Both are extras: the page lives
+  // without them.
   useEffect(() => {
     if (live.phase !== 'open') return;
     const asking = new AbortController();

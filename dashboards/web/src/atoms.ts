@@ -1,6 +1,7 @@
 // Load per atom (SPEC B1) as bars on one continuous axis of context length. Pure.
 //
-// Invariant: bars have equal width and cover 0 to the longest range without holes; the sum over bars is the sum over atoms.
+// Invariant: bars have equal width and cover 0 to the longest range without holes; the sum over bars is the sum over
+// atoms.
 // Bound: BARS_MAX bars; a longer axis is drawn with wider bars, each the sum of a whole number of atoms.
 import type { Atom } from './fleet';
 

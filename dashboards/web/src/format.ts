@@ -76,7 +76,7 @@ export function age(ms: Known): string {
   return `${(seconds / 3600).toFixed(0)} h`;
 }
 
-/** Local time of day of an RFC 3339 time, to the millisecond: 14:03:22.123. Text that is no time comes back unchanged. */
+/** Local time of day of an RFC 3339 time, to the millisecond: 14:03:22.123. Other text comes back unchanged. */
 export function timeOfDay(iso: string): string {
   const at = new Date(iso);
   if (Number.isNaN(at.getTime())) return iso;
@@ -95,7 +95,10 @@ export function spoken(name: string | null): string {
 }
 
 function scaled(value: number): string {
-  for (const [size, suffix] of [[1e9, 'G'], [1e6, 'M']] as const) {
+  for (const [size, suffix] of [
+    [1e9, 'G'],
+    [1e6, 'M'],
+  ] as const) {
     // 0.9995: what would round up to 1000 of the smaller unit is already one of this unit.
     if (Math.abs(value) >= size * 0.9995) return `${threeDigits(value / size)}${suffix}`;
   }

@@ -1,7 +1,8 @@
 // The last five minutes of the fleet, as the charts draw them.
 //
-// Invariant: times rise strictly. A hole longer than GAP_SECONDS is one point with every value unknown, so that a chart breaks its line
-// instead of inventing what happened. Bound: WINDOW_SECONDS of points, POINTS_MAX at most; the oldest are dropped.
+// Invariant: times rise strictly. A hole longer than GAP_SECONDS is one point with every value unknown, so that a chart
+// breaks its line instead of inventing what happened. Bound: WINDOW_SECONDS of points, POINTS_MAX at most; the oldest
+// are dropped.
 import type { Fleet, Known } from './fleet';
 
 export const WINDOW_SECONDS = 300;
@@ -55,7 +56,7 @@ export function unknownAt(at: number): Point {
   };
 }
 
-/** Adds the newest point. Points at or after its time give way to it (the server's clock was set back, or it repeats itself). */
+/** Adds the newest point. Points at or after its time give way to it (a clock set back, or a repetition). */
 export function append(history: readonly Point[], point: Point): Point[] {
   const kept = history.filter((old) => old.at < point.at && old.at >= point.at - WINDOW_SECONDS);
   return [...kept, ...hole(kept.at(-1), point), point].slice(-POINTS_MAX);

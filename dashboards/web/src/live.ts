@@ -1,4 +1,5 @@
-// What the page knows of the live stream: a reducer over what happened to it, and from that the state shown in the heading. Pure.
+// What the page knows of the live stream: a reducer over what happened to it, and from that the state shown in the
+// heading. Pure.
 //
 // Invariant: the last good event stays on the page, marked stale or reconnecting, until a newer one replaces it.
 import { parseFleet, type Fleet } from './fleet';
@@ -84,7 +85,7 @@ export function liveness(live: Live, nowMs: number): Liveness {
   return { state: ageMs > STALE_MS ? 'stale' : 'live', ageMs };
 }
 
-/** How far this machine's clock is ahead of the server's, from a response's Date header (whole seconds) and when it came. */
+/** How far this machine's clock is ahead of the server's, from a response's Date header and when it came. */
 export function clockSkewMs(dateHeader: string | null, receivedAtMs: number): number {
   const served = dateHeader === null ? Number.NaN : Date.parse(dateHeader);
   if (Number.isNaN(served)) return 0;

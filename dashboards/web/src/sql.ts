@@ -1,4 +1,5 @@
-// SQL through POST /sql: running a statement, the shape of its result, the examples, and the charts' first five minutes.
+// SQL through POST /sql: running a statement, the shape of its result, the examples, and the charts' first five
+// minutes.
 import { call } from './api';
 import { unknownAt, WINDOW_SECONDS, type Point } from './history';
 
@@ -34,7 +35,7 @@ function post(query: string, accept: string, signal: AbortSignal): Promise<Respo
   return call('sql', { method: 'POST', headers, body: JSON.stringify({ query }), signal });
 }
 
-/** Columns in the order in which rows first name them (a row leaves out its NULLs), each with the type all its values share. */
+/** Columns in the order in which rows first name them (NULLs may be left out), with the type all values share. */
 export function columnsOf(rows: readonly Row[]): Column[] {
   const types = new Map<string, ColumnType | null>();
   for (const row of rows) {
@@ -85,7 +86,7 @@ export async function tokenHistory(signal: AbortSignal): Promise<Point[]> {
   return historyPoints((await runSql(HISTORY, signal)).rows);
 }
 
-/** A second between two recorded seconds without a step had no tokens: 0. Before the first nothing is known: no point. */
+/** A second without a step between two with one had 0 tokens. Before the first nothing is known: no point. */
 export function historyPoints(rows: readonly Row[]): Point[] {
   const points: Point[] = [];
   for (const row of rows) {

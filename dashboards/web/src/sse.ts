@@ -1,6 +1,7 @@
 // Reads the text of an event stream (text/event-stream) piece by piece. Pure but for its own buffer.
 //
-// `fetch` and this instead of EventSource: only so can the page send a key, show the server's own error text and read its clock.
+// `fetch` and this instead of EventSource: only so can the page send a key, show the server's own error text and read
+// its clock.
 // Invariant: an event is given out once, when the empty line that ends it has arrived; lines end with LF or CRLF.
 // Bound: an event of more than EVENT_CHARS_MAX characters throws.
 

@@ -1,6 +1,7 @@
 // Keeps GET /v1/live open for as long as the page lives, and says what happens to it as LiveEvents.
 //
-// Invariant: at most one connection at a time. A stream that is silent for SILENCE_MS counts as broken (a dead peer sends no FIN).
+// Invariant: at most one connection at a time. A stream that is silent for SILENCE_MS counts as broken (a dead peer
+// sends no FIN).
 import { call, ServerError } from './api';
 import { clockSkewMs, retryDelayMs, type LiveEvent } from './live';
 import { EventStreamReader } from './sse';

@@ -3,8 +3,8 @@
 //   npm run dev:fake                  builds the page and serves it at http://127.0.0.1:8089 with a made-up, moving fleet
 //   PORT=9000 node tests/fake-server.mjs
 //
-// Chat requests sent to it are counted and show on the page. The numbers are invented; nothing here judges the page's correctness
-// but the page's own behaviour, for which tests/page.mjs is run against the real server.
+// Chat requests sent to it are counted and show on the page. The numbers are invented; nothing here judges the page's
+// correctness but the page's own behaviour, for which tests/page.mjs is run against the real server.
 import { createServer } from 'node:http';
 import { readFile } from 'node:fs/promises';
 import { extname, join, normalize } from 'node:path';
@@ -19,8 +19,14 @@ const tokenTimes = [];
 let live = 0;
 let requestNumber = 0;
 
-const types = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml' };
-const wave = (periodSeconds, phase = 0) => 0.5 + 0.5 * Math.sin((Date.now() / 1000 / periodSeconds + phase) * 2 * Math.PI);
+const types = {
+  '.html': 'text/html; charset=utf-8',
+  '.js': 'text/javascript',
+  '.css': 'text/css',
+  '.svg': 'image/svg+xml',
+};
+const wave = (periodSeconds, phase = 0) =>
+  0.5 + 0.5 * Math.sin((Date.now() / 1000 / periodSeconds + phase) * 2 * Math.PI);
 const json = (response, status, body) => {
   response.writeHead(status, { 'Content-Type': 'application/json' });
   response.end(JSON.stringify(body));
@@ -100,16 +106,26 @@ function answerSql(query, accept, response) {
   if (/\bFROM engine_steps\b/i.test(query) && /AS second/.test(query)) {
     rows = Array.from({ length: 290 }, (_, index) => ({
       second: new Date((Math.floor(Date.now() / 1000) - 300 + index) * 1000).toISOString(),
-      decode_tokens: Math.round(60 + 140 * (0.5 + 0.5 * Math.sin(((Date.now() / 1000 - 300 + index) / 47) * 2 * Math.PI))),
+      decode_tokens: Math.round(
+        60 + 140 * (0.5 + 0.5 * Math.sin(((Date.now() / 1000 - 300 + index) / 47) * 2 * Math.PI)),
+      ),
       prefill_tokens: index % 7 === 0 ? 600 : 120,
     }));
   } else if (/\bFROM decisions\b/i.test(query)) {
     const one = /request_id = '([^']*)'/.exec(query);
     rows = decisions
       .filter((decision) => one === null || decision.request === one[1])
-      .map(({ request, ...rest }) => ({ ...rest, request_id: request, candidates: [{ instance: 0, total_seconds: 0.06 }] }));
+      .map(({ request, ...rest }) => ({
+        ...rest,
+        request_id: request,
+        candidates: [{ instance: 0, total_seconds: 0.06 }],
+      }));
   } else if (/\bFROM (requests|engine_steps|faults|information_schema\.columns)\b/i.test(query)) {
-    rows = ['High', 'Medium', 'Low'].map((tier, index) => ({ tier, requests: 120 * index, ttft_p50_ms: 91.25 + index }));
+    rows = ['High', 'Medium', 'Low'].map((tier, index) => ({
+      tier,
+      requests: 120 * index,
+      ttft_p50_ms: 91.25 + index,
+    }));
   } else if (/^\s*select\s+(-?\d+)\s+as\s+(\w+)\s*$/i.test(query)) {
     const [, number, name] = /^\s*select\s+(-?\d+)\s+as\s+(\w+)\s*$/i.exec(query);
     rows = [{ [name]: Number(number) }];
@@ -120,7 +136,9 @@ function answerSql(query, accept, response) {
   if (accept.includes('text/csv')) {
     response.writeHead(200, { 'Content-Type': 'text/csv' });
     const names = Object.keys(rows[0] ?? {});
-    response.end([names.join(','), ...rows.map((row) => names.map((name) => JSON.stringify(row[name])).join(','))].join('\n'));
+    response.end(
+      [names.join(','), ...rows.map((row) => names.map((name) => JSON.stringify(row[name])).join(','))].join('\n'),
+    );
     return;
   }
   json(response, 200, rows);
@@ -176,4 +194,6 @@ const server = createServer(async (request, response) => {
 
 for (let index = 0; index < 12; index++) decide(['High', 'Medium', 'Low'][index % 3]);
 setInterval(() => decide(['Medium', 'Low'][requestNumber % 2]), 4000).unref();
-server.listen(port, '127.0.0.1', () => console.log(`the page with a made-up fleet: http://127.0.0.1:${server.address().port}/`));
+server.listen(port, '127.0.0.1', () =>
+  console.log(`the page with a made-up fleet: http://127.0.0.1:${server.address().port}/`),
+);

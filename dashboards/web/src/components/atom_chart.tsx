@@ -1,4 +1,5 @@
-// Load per atom: context tokens of live requests by context length. Bars are plain elements; a hidden table says the same in numbers.
+// Load per atom: context tokens of live requests by context length. Bars are plain elements; a hidden table says the
+// same in numbers.
 import { barsOf, type Bar } from '../atoms';
 import type { Atom } from '../fleet';
 import { count } from '../format';

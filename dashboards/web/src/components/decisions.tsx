@@ -1,4 +1,5 @@
-// The last decisions, newest first. A request's id is a button that asks SQL for all that its decisions were based on (SPEC X3).
+// The last decisions, newest first. A request's id is a button that asks SQL for all that its decisions were based on
+// (SPEC X3).
 import { UNKNOWN, count, durationText, timeOfDay } from '../format';
 import type { Decision, Instance } from '../fleet';
 
@@ -41,9 +42,7 @@ export function Decisions({ decisions, instances, onExplain }: Props) {
             <tbody>
               {decisions.map((decision) => (
                 <tr key={`${decision.at} ${decision.request} ${decision.outcome}`} data-testid="decision-row">
-                  <td title={decision.at}>
-                    {timeOfDay(decision.at)}
-                  </td>
+                  <td title={decision.at}>{timeOfDay(decision.at)}</td>
                   <td>
                     <button
                       type="button"

@@ -1,6 +1,8 @@
-// The page's heading: whether its numbers are live and how old they are, what is wrong if something is, and the pause button.
+// The page's heading: whether its numbers are live and how old they are, what is wrong if something is, and the pause
+// button.
 //
-// Only the state's word is a live region; the age beside it changes twice a second and would never let a screen reader rest.
+// Only the state's word is a live region; the age beside it changes twice a second and would never let a screen reader
+// rest.
 import { useState } from 'preact/hooks';
 import { age, spoken } from '../format';
 import type { Live, Liveness } from '../live';

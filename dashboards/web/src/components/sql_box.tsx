@@ -1,7 +1,7 @@
 // The SQL box: a statement, examples, the result as a table, and the same result as CSV.
 //
-// Invariant: one statement runs at a time; a new one, or Cancel, drops the one before. Bound: ROWS_SHOWN rows are drawn, and the
-// page says so when there are more; the CSV has them all.
+// Invariant: one statement runs at a time; a new one, or Cancel, drops the one before. Bound: ROWS_SHOWN rows are
+// drawn, and the page says so when there are more; the CSV has them all.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { EXAMPLES, cellText, csvOf, runSql, type Column, type Result, type Row } from '../sql';
 import { UNKNOWN, count, durationText } from '../format';
@@ -19,6 +19,7 @@ export function SqlBox({ asked }: { asked: Asked | null }) {
   const [query, setQuery] = useState(EXAMPLES[0]?.query ?? '');
   const [outcome, setOutcome] = useState<Outcome>({ kind: 'none' });
   const [busy, setBusy] = useState(false);
+  const [answers, setAnswers] = useState(0);
   const running = useRef<AbortController | null>(null);
   const input = useRef<HTMLTextAreaElement>(null);
   const blank = query.trim() === '';
@@ -38,6 +39,7 @@ export function SqlBox({ asked }: { asked: Asked | null }) {
     running.current = null;
     setBusy(false);
     if (next !== null) setOutcome(next);
+    setAnswers((number) => number + 1);
   }
 
   const run = (statement: string) =>
@@ -115,7 +117,7 @@ export function SqlBox({ asked }: { asked: Asked | null }) {
             Cancel
           </button>
         )}
-        <span class="muted" role="status" data-testid="sql-summary">
+        <span class="muted" role="status" data-testid="sql-summary" data-answers={answers}>
           {busy ? 'running' : summary(outcome)}
         </span>
       </div>

@@ -1,5 +1,6 @@
-// One chart of the last five minutes: uPlot on a canvas, with a legend in HTML that shows the newest values, or those under the
-// pointer. All charts share one cursor. Colours are CSS variables read at every draw, so a change of scheme needs only a redraw.
+// One chart of the last five minutes: uPlot on a canvas, with a legend in HTML that shows the newest values, or those
+// under the pointer. All charts share one cursor. Colours are CSS variables read at every draw, so a change of scheme
+// needs only a redraw.
 //
 // Cost: one redraw a second of at most POINTS_MAX points per series, about a millisecond.
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
@@ -116,7 +117,13 @@ function options(spec: ChartSpec, width: number, onHover: (index: number | null)
       y: { range: (_plot, _low, high) => [0, spec.top ?? (high > 0 ? high * 1.15 : 1)] },
     },
     axes: [
-      { ...axis, size: 24, space: 60, values: (_plot, splits) => splits.map((at) => clock(at).slice(0, 5)), incrs: [60, 120] },
+      {
+        ...axis,
+        size: 24,
+        space: 60,
+        values: (_plot, splits) => splits.map((at) => clock(at).slice(0, 5)),
+        incrs: [60, 120],
+      },
       { ...axis, size: 54, space: 28, gap: 4, values: (_plot, splits) => splits.map((split) => spec.axisText(split)) },
     ],
     series: [

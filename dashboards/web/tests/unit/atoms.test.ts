@@ -3,7 +3,12 @@
 import { expect, test } from 'vitest';
 import { barsOf } from '../../src/atoms';
 
-const atom = (index: number, tokens: number) => ({ fromTokens: index * 500, toTokens: (index + 1) * 500, tokens, requests: 1 });
+const atom = (index: number, tokens: number) => ({
+  fromTokens: index * 500,
+  toTokens: (index + 1) * 500,
+  tokens,
+  requests: 1,
+});
 
 test('no atoms, no bars', () => expect(barsOf([])).toEqual([]));
 
@@ -13,7 +18,10 @@ test('holes become empty bars', () => {
 
 test('a long axis is drawn with wider bars and loses nothing', () => {
   for (const atoms of [47, 48, 49, 97, 1000]) {
-    const bars = barsOf(Array.from({ length: atoms }, (_, index) => atom(index, index)), 48);
+    const bars = barsOf(
+      Array.from({ length: atoms }, (_, index) => atom(index, index)),
+      48,
+    );
     expect(bars.length).toBeLessThanOrEqual(48);
     expect(bars.reduce((sum, bar) => sum + bar.tokens, 0)).toBe((atoms * (atoms - 1)) / 2);
     expect(bars.reduce((sum, bar) => sum + bar.requests, 0)).toBe(atoms);

@@ -1,5 +1,6 @@
 // Scenario: fleet events as the server sends them, with nulls, with missing and ill-typed fields, too long, and broken.
-// Guarantees: numbers arrive as they are; anything else is unknown (null) and never 0; broken events throw and name the fault; lists are bounded.
+// Guarantees: numbers arrive as they are; anything else is unknown (null) and never 0; broken events throw and name the
+// fault; lists are bounded.
 import { expect, test } from 'vitest';
 import { DECISIONS_MAX, parseFleet } from '../../src/fleet';
 
@@ -20,15 +21,46 @@ test('reads a whole event', () => {
       running: 3,
       waiting: 0,
       instances: [
-        { instance: 0, name: 'w0', model: 'm', state: 'ready', running: 3, waiting: 0, context_tokens: 900, blocks_used: 57, blocks_cached: 10, blocks_total: 1024, tokens_per_second: 12.5, share: 1, load_seconds: 1.75 },
+        {
+          instance: 0,
+          name: 'w0',
+          model: 'm',
+          state: 'ready',
+          running: 3,
+          waiting: 0,
+          context_tokens: 900,
+          blocks_used: 57,
+          blocks_cached: 10,
+          blocks_total: 1024,
+          tokens_per_second: 12.5,
+          share: 1,
+          load_seconds: 1.75,
+        },
       ],
       atoms: [{ atom: 0, from_tokens: 0, to_tokens: 500, tokens: 900, requests: 3 }],
-      decisions: [{ at: AS_OF, request: 'r1', tier: 'High', outcome: 'admit', instance: 0, reason: 'only one', predicted_hit_tokens: 64, predicted_seconds: 0.08 }],
+      decisions: [
+        {
+          at: AS_OF,
+          request: 'r1',
+          tier: 'High',
+          outcome: 'admit',
+          instance: 0,
+          reason: 'only one',
+          predicted_hit_tokens: 64,
+          predicted_seconds: 0.08,
+        },
+      ],
       faults: 0,
     }),
   );
   expect(fleet.asOfMs).toBe(Date.parse(AS_OF));
-  expect(fleet).toMatchObject({ tokensPerSecond: 12.5, promptTokensPerSecond: 0, hitRate: null, waiting: 0, faults: 0 });
+  expect(fleet).toMatchObject({
+    tokensPerSecond: 12.5,
+    promptTokensPerSecond: 0,
+    hitRate: null,
+    waiting: 0,
+    faults: 0,
+  });
   expect(fleet.ttftMs).toEqual({ p50: 90.5, p95: 300, p99: 500 });
   expect(fleet.itlMs).toEqual({ p50: null, p95: null, p99: null });
   expect(fleet.instances[0]).toMatchObject({ name: 'w0', blocksUsed: 57, share: 1, loadSeconds: 1.75 });
@@ -37,8 +69,16 @@ test('reads a whole event', () => {
 });
 
 test('what is missing or of another type is unknown, not 0', () => {
-  const fleet = parseFleet(JSON.stringify({ as_of: AS_OF, running: '3', hit_rate: {}, instances: [{ instance: 4 }, 'w1', null] }));
-  expect(fleet).toMatchObject({ tokensPerSecond: null, running: null, hitRate: null, faults: null, throttleStep: null });
+  const fleet = parseFleet(
+    JSON.stringify({ as_of: AS_OF, running: '3', hit_rate: {}, instances: [{ instance: 4 }, 'w1', null] }),
+  );
+  expect(fleet).toMatchObject({
+    tokensPerSecond: null,
+    running: null,
+    hitRate: null,
+    faults: null,
+    throttleStep: null,
+  });
   expect(fleet.instances).toHaveLength(1);
   expect(fleet.instances[0]).toMatchObject({ name: '#4', state: 'unknown', running: null, share: null });
   expect(fleet.atoms).toEqual([]);

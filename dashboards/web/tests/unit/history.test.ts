@@ -1,5 +1,6 @@
 // Scenario: points arriving in time, late, twice, after a hole, and from the server's records.
-// Guarantees: times rise strictly, the window is five minutes, a hole breaks the line, and what the page saw wins over what it asked for.
+// Guarantees: times rise strictly, the window is five minutes, a hole breaks the line, and what the page saw wins over
+// what it asked for.
 import { expect, test } from 'vitest';
 import { append, backfill, POINTS_MAX, unknownAt, WINDOW_SECONDS, type Point } from '../../src/history';
 

@@ -1,7 +1,17 @@
-// Scenario: the life of the stream: opening, events, silence, loss, return, refusal, unreadable events, clocks that differ.
+// Scenario: the life of the stream: opening, events, silence, loss, return, refusal, unreadable events, clocks that
+// differ.
 // Guarantees: the state in the heading is the true one, and the last good numbers stay until newer ones come.
 import { expect, test } from 'vitest';
-import { clockSkewMs, liveness, NOTHING_YET, reduce, retryDelayMs, STALE_MS, type Live, type LiveEvent } from '../../src/live';
+import {
+  clockSkewMs,
+  liveness,
+  NOTHING_YET,
+  reduce,
+  retryDelayMs,
+  STALE_MS,
+  type Live,
+  type LiveEvent,
+} from '../../src/live';
 import { unknownAt } from '../../src/history';
 
 const T0 = Date.parse('2026-03-04T05:06:07Z');

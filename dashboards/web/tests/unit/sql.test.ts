@@ -1,11 +1,17 @@
-// Scenario: results of /sql with NULLs left out, mixed and nested values, refusals with and without a body, and recorded steps.
-// Guarantees: columns and types as the rows have them, digits untouched, literals that cannot break out, and no invented points.
+// Scenario: results of /sql with NULLs left out, mixed and nested values, refusals with and without a body, and
+// recorded steps.
+// Guarantees: columns and types as the rows have them, digits untouched, literals that cannot break out, and no
+// invented points.
 import { expect, test } from 'vitest';
 import { refusal } from '../../src/api';
 import { cellText, columnsOf, explaining, historyPoints, literal } from '../../src/sql';
 
 test('columns are those of all rows, in order of appearance', () => {
-  const rows = [{ at: '2026-03-04T05:06:07.123456Z', n: 1 }, { at: '2026-03-04T05:06:08Z', n: 2.5, reason: 'x', ok: true }, { list: [1] }];
+  const rows = [
+    { at: '2026-03-04T05:06:07.123456Z', n: 1 },
+    { at: '2026-03-04T05:06:08Z', n: 2.5, reason: 'x', ok: true },
+    { list: [1] },
+  ];
   expect(columnsOf(rows)).toEqual([
     { name: 'at', type: 'time' },
     { name: 'n', type: 'number' },
@@ -16,7 +22,12 @@ test('columns are those of all rows, in order of appearance', () => {
 });
 
 test('NULL does not decide a type, mixed values are text', () => {
-  expect(columnsOf([{ a: null, b: 1 }, { a: 3, b: 'x' }])).toEqual([
+  expect(
+    columnsOf([
+      { a: null, b: 1 },
+      { a: 3, b: 'x' },
+    ]),
+  ).toEqual([
     { name: 'a', type: 'number' },
     { name: 'b', type: 'text' },
   ]);
@@ -38,7 +49,9 @@ test('a literal cannot break out', () => {
 });
 
 test("a refusal speaks the server's words, or the status where there are none", () => {
-  const body = JSON.stringify({ error: { message: 'no table x', type: 'invalid_request_error', param: null, code: 'sql_plan' } });
+  const body = JSON.stringify({
+    error: { message: 'no table x', type: 'invalid_request_error', param: null, code: 'sql_plan' },
+  });
   expect(refusal(400, 'Bad Request', body)).toMatchObject({ message: 'no table x', status: 400, code: 'sql_plan' });
   expect(refusal(502, 'Bad Gateway', '<html>').message).toBe('The server answered HTTP 502 Bad Gateway.');
   expect(refusal(500, '', '{"error":"plain"}').message).toBe('The server answered HTTP 500.');

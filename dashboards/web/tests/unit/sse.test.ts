@@ -1,5 +1,7 @@
-// Scenario: event streams cut into pieces at every place, with LF and CRLF, comments, several data lines, and one that never ends.
-// Guarantees: the same events whatever the pieces; nothing before its empty line; an event without an end is refused, not hoarded.
+// Scenario: event streams cut into pieces at every place, with LF and CRLF, comments, several data lines, and one that
+// never ends.
+// Guarantees: the same events whatever the pieces; nothing before its empty line; an event without an end is refused,
+// not hoarded.
 import { expect, test } from 'vitest';
 import { EVENT_CHARS_MAX, EventStreamReader } from '../../src/sse';
 
