@@ -1,0 +1,86 @@
+// The last decisions, newest first. A request's id is a button that asks SQL for all that its decisions were based on
+// (SPEC X3).
+import { UNKNOWN, count, durationText, timeOfDay } from '../format';
+import type { Decision, Instance } from '../fleet';
+
+interface Props {
+  decisions: readonly Decision[] | null;
+  instances: readonly Instance[];
+  onExplain: (request: string) => void;
+}
+
+export function Decisions({ decisions, instances, onExplain }: Props) {
+  return (
+    <section class="panel" aria-labelledby="decisions-title">
+      <div class="panel-head">
+        <h2 id="decisions-title">Last decisions</h2>
+        <p class="legend">a request's id asks for its explanation</p>
+      </div>
+      {decisions === null || decisions.length === 0 ? (
+        <p class="empty" data-testid="decisions-empty">
+          {decisions === null ? 'no data yet' : 'no request has been decided on yet'}
+        </p>
+      ) : (
+        <div class="scroll tall" role="region" aria-labelledby="decisions-title" tabIndex={0}>
+          <table data-testid="decisions-table">
+            <thead>
+              <tr>
+                <th scope="col">Time</th>
+                <th scope="col">Request</th>
+                <th scope="col">Tier</th>
+                <th scope="col">Outcome</th>
+                <th scope="col">Instance</th>
+                <th scope="col" class="number">
+                  Hit tokens
+                </th>
+                <th scope="col" class="number">
+                  Predicted TTFT
+                </th>
+                <th scope="col">Reason</th>
+              </tr>
+            </thead>
+            <tbody>
+              {decisions.map((decision) => (
+                <tr key={`${decision.at} ${decision.request} ${decision.outcome}`} data-testid="decision-row">
+                  <td title={decision.at}>{timeOfDay(decision.at)}</td>
+                  <td>
+                    <button
+                      type="button"
+                      class="link"
+                      title={`Explain ${decision.request}`}
+                      onClick={() => onExplain(decision.request)}
+                    >
+                      {decision.request}
+                    </button>
+                  </td>
+                  <td>{decision.tier}</td>
+                  <td>
+                    <span class="badge" data-tone={toneOf(decision.outcome)}>
+                      {decision.outcome}
+                    </span>
+                  </td>
+                  <td>{nameOf(decision.instance, instances)}</td>
+                  <td class="number">{count(decision.predictedHitTokens)}</td>
+                  <td class="number">
+                    {durationText(decision.predictedSeconds === null ? null : decision.predictedSeconds * 1000)}
+                  </td>
+                  <td class="reason">{decision.reason}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+function nameOf(id: number | null, instances: readonly Instance[]): string {
+  if (id === null) return UNKNOWN;
+  return instances.find((instance) => instance.instance === id)?.name ?? `#${id}`;
+}
+
+function toneOf(outcome: string): string {
+  if (outcome === 'admit') return 'good';
+  return outcome === 'reject' ? 'bad' : 'warn';
+}

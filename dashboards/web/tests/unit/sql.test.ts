@@ -1,0 +1,70 @@
+// Scenario: results of /sql with NULLs left out, mixed and nested values, refusals with and without a body, and
+// recorded steps.
+// Guarantees: columns and types as the rows have them, digits untouched, literals that cannot break out, and no
+// invented points.
+import { expect, test } from 'vitest';
+import { refusal } from '../../src/api';
+import { cellText, columnsOf, explaining, historyPoints, literal } from '../../src/sql';
+
+test('columns are those of all rows, in order of appearance', () => {
+  const rows = [
+    { at: '2026-03-04T05:06:07.123456Z', n: 1 },
+    { at: '2026-03-04T05:06:08Z', n: 2.5, reason: 'x', ok: true },
+    { list: [1] },
+  ];
+  expect(columnsOf(rows)).toEqual([
+    { name: 'at', type: 'time' },
+    { name: 'n', type: 'number' },
+    { name: 'reason', type: 'text' },
+    { name: 'ok', type: 'boolean' },
+    { name: 'list', type: 'nested' },
+  ]);
+});
+
+test('NULL does not decide a type, mixed values are text', () => {
+  expect(
+    columnsOf([
+      { a: null, b: 1 },
+      { a: 3, b: 'x' },
+    ]),
+  ).toEqual([
+    { name: 'a', type: 'number' },
+    { name: 'b', type: 'text' },
+  ]);
+  expect(columnsOf([{ a: null }])).toEqual([{ name: 'a', type: 'text' }]);
+});
+
+test('cells keep every digit, and NULL is told from text', () => {
+  expect(cellText(0.1 + 0.2)).toBe('0.30000000000000004');
+  expect(cellText('18446744073709551615')).toBe('18446744073709551615');
+  expect(cellText([{ a: 1 }])).toBe('[{"a":1}]');
+  expect(cellText(null)).toBeNull();
+  expect(cellText(undefined)).toBeNull();
+  expect(cellText('')).toBe('');
+});
+
+test('a literal cannot break out', () => {
+  expect(literal("a'; DROP TABLE x; --")).toBe("'a''; DROP TABLE x; --'");
+  expect(explaining("r'1")).toContain("request_id = 'r''1'");
+});
+
+test("a refusal speaks the server's words, or the status where there are none", () => {
+  const body = JSON.stringify({
+    error: { message: 'no table x', type: 'invalid_request_error', param: null, code: 'sql_plan' },
+  });
+  expect(refusal(400, 'Bad Request', body)).toMatchObject({ message: 'no table x', status: 400, code: 'sql_plan' });
+  expect(refusal(502, 'Bad Gateway', '<html>').message).toBe('The server answered HTTP 502 Bad Gateway.');
+  expect(refusal(500, '', '{"error":"plain"}').message).toBe('The server answered HTTP 500.');
+});
+
+test('a second without a step between two with one had no tokens; before the first nothing is known', () => {
+  const points = historyPoints([
+    { second: '2026-03-04T05:06:07Z', decode_tokens: 5, prefill_tokens: 0 },
+    { second: '2026-03-04T05:06:10', decode_tokens: 7 },
+    { second: 'never', decode_tokens: 9 },
+  ]);
+  const start = Date.parse('2026-03-04T05:06:07Z') / 1000;
+  expect(points.map(({ at }) => at - start)).toEqual([0, 1, 2, 3]);
+  expect(points.map((point) => point.tokensPerSecond)).toEqual([5, 0, 0, 7]);
+  expect(points.at(-1)).toMatchObject({ promptTokensPerSecond: null, ttftP50: null });
+});
