@@ -4,6 +4,7 @@
 //! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `simulation` → `app`.
 //! `ids` and `rows` are plain types below all of them.
 
+pub mod bus;
 pub mod config;
 pub mod gateway;
 pub mod ids;

@@ -1,9 +1,37 @@
 //! Arrow and DataFusion: the tables of the metrics bus, SQL over them, and snapshots (SPEC E2, E3).
 //!
+//! Rows enter through [`LiveTables::append`]; [`SqlEngine::query`] answers SQL over one [`TablesSnapshot`], all tables at
+//! one moment; `encode` turns an answer into JSON, CSV or Arrow; `snapshot` writes all tables to files.
+//!
 //! | file | idea |
 //! |---|---|
 //! | `schema` | topics and their schemas, declared once |
+//! | `ring` | newest rows of one table, in chunks, bounded |
+//! | `live_table` | all tables; a consistent snapshot of them; where older rows come from |
+//! | `provider` | a table as DataFusion scans it, pruned by time |
+//! | `catalog` | tables of one snapshot under their names, and `column_comments` |
+//! | `sql` | the read-only engine with its limits |
+//! | `guards` | what is refused before and after planning |
+//! | `sql_error` | typed refusals and faults, with the way out |
+//! | `encode` | answers as JSON, CSV, Arrow IPC |
+//! | `snapshot` | tables as Arrow and Parquet files |
 //!
-//! Must not know: HTTP, the engine, timely, the wall clock. Nothing outside `queries` and `pipeline` reaches DataFusion.
+//! Must not know: HTTP, the engine, timely, the wall clock, where the log's files lie. Nothing outside `queries` and
+//! `pipeline` reaches DataFusion.
 
+mod catalog;
+pub mod encode;
+mod guards;
+pub mod live_table;
+mod provider;
+pub mod ring;
 pub mod schema;
+pub mod snapshot;
+pub mod sql;
+pub mod sql_error;
+
+pub use live_table::{History, HistoryBatches, HistoryError, LiveTables, Older, TableSnapshot, TablesSnapshot};
+pub use ring::TimeRange;
+pub use schema::Topic;
+pub use sql::{QueryResult, SqlEngine, SqlLimits, query_runtime};
+pub use sql_error::SqlError;

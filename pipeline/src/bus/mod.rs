@@ -1,0 +1,213 @@
+//! The metrics bus: everything that flows is a row of a topic, in order, in one place (DESIGN §3; SPEC E2, X2).
+//!
+//! | file | idea |
+//! |---|---|
+//! | `collector` | the bus's thread: collects, numbers, hands on |
+//! | `appender` | rows of one topic become a batch |
+//! | `origin` | duplicates, gaps and restarts of remote producers |
+//! | `fanout` | lossless subscribers and lossy watchers |
+//! | `counters` | what /metrics reads |
+//! | `log`, `segment`, `recovery`, `history`, `fs` | the log on disk: write, format, start-up, read, files |
+//!
+//! Invariants: rows of a topic are numbered from 0 without gaps in the order in which they left the bus, and the log, the
+//! live tables and every subscriber see that order. A row is accepted or its publisher is told why not.
+//! Bounds: `queue_rows` rows and [`REMOTE_BATCHES`] remote batches on their way in (publishers wait; `try_publish` says
+//! `Full`); `subscriber_batches` on their way to each subscriber (the bus waits); as many for watchers (the oldest are
+//! skipped and counted). Cost: one boxed row and one channel send a publish; batches are shared, not copied.
+//!
+//! A subscriber must not wait in `publish` on the thread that empties its subscription: with both queues full the two
+//! would wait for each other. Views that become rows use `try_publish`.
+
+mod appender;
+mod collector;
+mod counters;
+mod fanout;
+pub mod fs;
+mod history;
+pub mod log;
+mod origin;
+mod recovery;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, thread};
+
+use arrow::array::RecordBatch;
+use queries::{LiveTables, Topic, live_table::SchemaMismatch};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    appender::AnyRow,
+    collector::{BatchCommand, Collector, RowCommand},
+    counters::Counters,
+    fanout::Fanout,
+};
+pub use self::{
+    appender::{RowsError, rows_of},
+    counters::{BusCounters, LogState},
+    fanout::{Published, STOP_PATIENCE, Subscription, Watcher},
+    log::{LogError, LogWriter},
+    origin::Origin,
+};
+use crate::{config, ids::Micros, rows::Row};
+
+/// Says what time it is, in microseconds since the epoch.
+pub type Clock = Arc<dyn Fn() -> Micros + Send + Sync>;
+
+/// Remote batches on their way into the bus.
+pub const REMOTE_BATCHES: usize = 256;
+/// Most rows of one remote batch.
+pub const REMOTE_ROWS_MAX: usize = 65_536;
+
+/// A row or batch was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    #[error("the bus has stopped")]
+    Closed,
+    #[error("the bus's queue is full (bus.queue_rows)")]
+    Full,
+    #[error(transparent)]
+    Schema(#[from] SchemaMismatch),
+    #[error("a batch of {rows} rows is too large; publish at most {REMOTE_ROWS_MAX} rows at once")]
+    TooManyRows { rows: usize },
+}
+
+/// The bus could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum BusError {
+    #[error("cannot start the bus's thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// What the handle and the thread share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) counters: Counters,
+    pub(crate) fanout: Fanout,
+}
+
+/// Handle of the bus. Clones are equal.
+#[derive(Debug, Clone)]
+pub struct Bus {
+    rows: mpsc::Sender<RowCommand>,
+    batches: mpsc::Sender<BatchCommand>,
+    shared: Arc<Shared>,
+}
+
+/// Owner of the bus's thread. Dropping it (or [`BusGuard::stop`]) publishes what was accepted, syncs the log and ends the
+/// thread; subscriptions then end too. A subscriber that does not empty its queue for [`STOP_PATIENCE`] is left.
+#[derive(Debug)]
+pub struct BusGuard {
+    stop: CancellationToken,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Bus {
+    /// Starts the bus on a thread of its own. With a log, its newest rows are read into `tables` first, numbering goes on
+    /// after the last row logged, and `tables` gets the log as its history.
+    pub fn start(
+        config: &config::Bus,
+        log: Option<LogWriter>,
+        tables: Arc<LiveTables>,
+        clock: Clock,
+    ) -> Result<(Bus, BusGuard), BusError> {
+        let shared = Arc::new(Shared { counters: Counters::default(), fanout: Fanout::new(config.subscriber_batches) });
+        let (rows, rows_in) = mpsc::channel(config.queue_rows.max(1));
+        let (batches, batches_in) = mpsc::channel(REMOTE_BATCHES);
+        let stop = CancellationToken::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let mut collector = Collector::new(config, tables, shared.clone(), clock);
+        collector.take_log(log, config.live_rows);
+        let stopped = stop.clone();
+        let thread = thread::Builder::new()
+            .name("bus".to_string())
+            .spawn(move || runtime.block_on(collector.run(rows_in, batches_in, stopped)))?;
+        Ok((Bus { rows, batches, shared }, BusGuard { stop, thread: Some(thread) }))
+    }
+
+    /// Publishes a row; waits while `queue_rows` rows are on their way. Errors: `Closed`.
+    pub async fn publish<R: Row>(&self, row: R) -> Result<(), PublishError> {
+        self.rows.send(RowCommand::Row(AnyRow::new(row))).await.map_err(|_| PublishError::Closed)
+    }
+
+    /// Publishes a row without waiting. Errors: `Full`, `Closed`.
+    pub fn try_publish<R: Row>(&self, row: R) -> Result<(), PublishError> {
+        self.rows.try_send(RowCommand::Row(AnyRow::new(row))).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                self.shared.counters.refused_full.add(1);
+                PublishError::Full
+            }
+            mpsc::error::TrySendError::Closed(_) => PublishError::Closed,
+        })
+    }
+
+    /// Publishes a row from a plain thread; blocks while the queue is full. Must not be called on a tokio thread (it
+    /// panics there, as tokio's blocking calls do). Errors: `Closed`.
+    pub fn blocking_publish<R: Row>(&self, row: R) -> Result<(), PublishError> {
+        self.rows.blocking_send(RowCommand::Row(AnyRow::new(row))).map_err(|_| PublishError::Closed)
+    }
+
+    /// Publishes a batch of a remote producer. A batch that was there already is dropped and counted, a gap or a restart of
+    /// the producer is noted as a `faults` row. Waits while [`REMOTE_BATCHES`] are on their way.
+    /// Errors: `Schema` (says which column), `TooManyRows`, `Closed`.
+    pub async fn publish_remote(&self, topic: Topic, origin: Origin, batch: RecordBatch) -> Result<(), PublishError> {
+        if batch.num_rows() > REMOTE_ROWS_MAX {
+            return Err(PublishError::TooManyRows { rows: batch.num_rows() });
+        }
+        let batch = queries::live_table::conform(topic, batch)?;
+        self.batches.send(BatchCommand::Batch { topic, origin, batch }).await.map_err(|_| PublishError::Closed)
+    }
+
+    /// Returns when everything published before is in the tables and the log and has been handed to every subscriber.
+    /// Errors: `Closed`.
+    pub async fn flush(&self) -> Result<(), PublishError> {
+        let (done, batches_done) = oneshot::channel();
+        self.batches.send(BatchCommand::Flush(done)).await.map_err(|_| PublishError::Closed)?;
+        batches_done.await.map_err(|_| PublishError::Closed)?;
+        let (done, rows_done) = oneshot::channel();
+        self.rows.send(RowCommand::Flush(done)).await.map_err(|_| PublishError::Closed)?;
+        rows_done.await.map_err(|_| PublishError::Closed)
+    }
+
+    /// Every batch of `topics` from now on, in order, none left out; the bus waits when the subscriber is
+    /// `subscriber_batches` behind. Drop the subscription to end it.
+    pub fn subscribe(&self, topics: &[Topic]) -> Subscription {
+        self.shared.fanout.subscribe(topics)
+    }
+
+    /// Batches of all topics from now on; one that falls behind skips the oldest and knows how many.
+    pub fn watch(&self) -> Watcher {
+        self.shared.fanout.watch(self.shared.clone())
+    }
+
+    /// Counts since the start, for /metrics.
+    pub fn counters(&self) -> BusCounters {
+        let queue_depth = self.rows.max_capacity() - self.rows.capacity();
+        self.shared.counters.read(queue_depth, self.shared.fanout.deepest())
+    }
+}
+
+impl BusGuard {
+    /// Publishes what was accepted, syncs the log, ends the thread. Blocks: call it on a plain thread or by
+    /// `spawn_blocking`.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the bus's thread panicked");
+        }
+    }
+}
+
+impl Drop for BusGuard {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,256 @@
+//! All tables of the bus in memory, and one moment of them (SPEC E2).
+//!
+//! Invariant: a [`TablesSnapshot`] never changes and holds all tables at one moment, so that a query with a self-join or
+//! with two tables sees one state. Writers take a lock per append; readers load one pointer and never wait.
+//! Cost: append O(rows + chunks of the table), snapshot O(1). Memory: bounded by `rows_max` rows a table plus one chunk
+//! (see [`crate::ring`]), and whatever snapshots are still held.
+//! Rows that left memory are read through [`History`] when a table has one: live and older rows answer in one query.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use arc_swap::ArcSwap;
+use arrow::{array::RecordBatch, datatypes::SchemaRef};
+use datafusion::prelude::SessionContext;
+
+use crate::{
+    ring::{Chunk, Ring, TimeRange},
+    schema::Topic,
+};
+
+/// Older rows that are wanted: of `topic`, numbered below `before`, and only from places that may hold `times`
+/// (rows outside `times` may come too: who asks filters).
+#[derive(Debug, Clone, Copy)]
+pub struct Older {
+    pub topic: Topic,
+    pub before: u64,
+    pub times: TimeRange,
+}
+
+/// Batches of older rows, oldest first; read as they are asked for.
+pub type HistoryBatches = Box<dyn Iterator<Item = Result<RecordBatch, HistoryError>> + Send>;
+
+/// Where rows are read that left memory. `pipeline`'s log implements it.
+pub trait History: Send + Sync + fmt::Debug {
+    /// Rows kept of `topic` that are numbered below `before`. An upper bound is enough: it decides whether to look.
+    fn rows_before(&self, topic: Topic, before: u64) -> u64;
+
+    /// The rows wanted. The call itself is quick; reading happens in the iterator, which may block on a disk.
+    fn older(&self, wanted: Older) -> HistoryBatches;
+}
+
+/// Older rows could not be read.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("cannot read older rows of table {table}: {detail}")]
+pub struct HistoryError {
+    pub table: &'static str,
+    pub detail: String,
+}
+
+/// One table at one moment.
+#[derive(Debug)]
+pub struct TableSnapshot {
+    topic: Topic,
+    chunks: Vec<Arc<Chunk>>,
+    rows: usize,
+    first_row: u64,
+    history: Option<Arc<dyn History>>,
+}
+
+impl TableSnapshot {
+    pub fn topic(&self) -> Topic {
+        self.topic
+    }
+
+    pub fn schema(&self) -> SchemaRef {
+        self.topic.schema()
+    }
+
+    /// Rows in memory.
+    pub fn rows_live(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of the oldest row in memory, of the next row if there is none.
+    pub fn first_row(&self) -> u64 {
+        self.first_row
+    }
+
+    pub fn chunks(&self) -> &[Arc<Chunk>] {
+        &self.chunks
+    }
+
+    /// Where rows older than those in memory are read, if there are any.
+    pub fn older_rows(&self) -> Option<&Arc<dyn History>> {
+        self.history.as_ref().filter(|history| history.rows_before(self.topic, self.first_row) > 0)
+    }
+
+    /// All rows, oldest first: those that left memory, if they were kept, then those in memory.
+    pub fn batches(&self) -> HistoryBatches {
+        let live: Vec<Result<RecordBatch, HistoryError>> =
+            self.chunks.iter().map(|chunk| Ok(chunk.batch.clone())).collect();
+        match self.older_rows() {
+            None => Box::new(live.into_iter()),
+            Some(history) => {
+                let wanted = Older { topic: self.topic, before: self.first_row, times: TimeRange::ALL };
+                Box::new(history.older(wanted).chain(live))
+            }
+        }
+    }
+}
+
+/// All tables at one moment. A clone is a pointer.
+#[derive(Debug, Clone)]
+pub struct TablesSnapshot {
+    tables: Arc<[Arc<TableSnapshot>]>,
+}
+
+impl TablesSnapshot {
+    pub fn table(&self, topic: Topic) -> &Arc<TableSnapshot> {
+        &self.tables[topic.index()]
+    }
+
+    pub fn tables(&self) -> impl Iterator<Item = &Arc<TableSnapshot>> {
+        self.tables.iter()
+    }
+
+    /// Registers every table of this moment under its name, and `column_comments`.
+    /// Fails if a table of that name is there already.
+    pub fn register(&self, context: &SessionContext) -> datafusion::error::Result<()> {
+        for (name, table) in crate::catalog::providers(self) {
+            context.register_table(name, table)?;
+        }
+        Ok(())
+    }
+
+    fn with(&self, table: TableSnapshot) -> TablesSnapshot {
+        let at = table.topic.index();
+        let mut tables: Vec<_> = self.tables.to_vec();
+        tables[at] = Arc::new(table);
+        TablesSnapshot { tables: tables.into() }
+    }
+}
+
+/// The tables of the bus: newest rows of each topic.
+#[derive(Debug)]
+pub struct LiveTables {
+    rings: Mutex<Vec<Ring>>,
+    state: ArcSwap<TablesSnapshot>,
+    history: OnceLock<Arc<dyn History>>,
+}
+
+/// A batch that is not of its topic.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("batch for table {table} does not fit: {detail}")]
+pub struct SchemaMismatch {
+    pub table: &'static str,
+    pub detail: String,
+}
+
+impl LiveTables {
+    /// Empty tables that keep at least the newest `rows_max` rows each.
+    pub fn new(rows_max: usize) -> LiveTables {
+        let rings: Vec<_> = Topic::ALL.iter().map(|_| Ring::new(rows_max)).collect();
+        let tables = Topic::ALL.iter().map(|topic| Arc::new(freeze(*topic, &rings[topic.index()], None))).collect();
+        LiveTables {
+            rings: Mutex::new(rings),
+            state: ArcSwap::from_pointee(TablesSnapshot { tables }),
+            history: OnceLock::new(),
+        }
+    }
+
+    /// Says where rows are read that left memory. The first call counts; `false` when there was one already.
+    pub fn set_history(&self, history: Arc<dyn History>) -> bool {
+        let first = self.history.set(history).is_ok();
+        let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        for topic in Topic::ALL {
+            self.publish(topic, &rings[topic.index()]);
+        }
+        first
+    }
+
+    /// Adds rows to a table; they are visible when this returns. Returns the number of the first row.
+    /// Columns must have the topic's names, types and order; the topic's own metadata is put on.
+    pub fn append(&self, topic: Topic, batch: RecordBatch) -> Result<u64, SchemaMismatch> {
+        let batch = conform(topic, batch)?;
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = &mut rings[topic.index()];
+        let first_row = ring.push(batch);
+        self.publish(topic, ring);
+        Ok(first_row)
+    }
+
+    /// Numbers the next row of a table `row` or higher: rows before it exist, but not in memory.
+    pub fn skip_to(&self, topic: Topic, row: u64) {
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = &mut rings[topic.index()];
+        ring.skip_to(row);
+        self.publish(topic, ring);
+    }
+
+    /// All tables at this moment.
+    pub fn snapshot(&self) -> TablesSnapshot {
+        TablesSnapshot::clone(&self.state.load())
+    }
+
+    /// Registers the tables of this moment with a context; see [`TablesSnapshot::register`].
+    pub fn register(&self, context: &SessionContext) -> datafusion::error::Result<()> {
+        self.snapshot().register(context)
+    }
+
+    /// Called with the rings' lock held, which makes it the only writer of `state`.
+    fn publish(&self, topic: Topic, ring: &Ring) {
+        let table = freeze(topic, ring, self.history.get().cloned());
+        self.state.store(Arc::new(self.state.load().with(table)));
+    }
+}
+
+fn freeze(topic: Topic, ring: &Ring, history: Option<Arc<dyn History>>) -> TableSnapshot {
+    TableSnapshot {
+        topic,
+        chunks: ring.chunks().cloned().collect(),
+        rows: ring.rows(),
+        first_row: ring.first_row(),
+        history,
+    }
+}
+
+/// The batch with the topic's schema, metadata included.
+/// Errors: a column is missing, superfluous, of another type, or holds NULL where the topic allows none.
+pub fn conform(topic: Topic, batch: RecordBatch) -> Result<RecordBatch, SchemaMismatch> {
+    let schema = topic.schema();
+    if Arc::ptr_eq(&batch.schema(), &schema) {
+        return Ok(batch);
+    }
+    let mismatch = |detail| SchemaMismatch { table: topic.name(), detail };
+    let (got, wanted) = (batch.schema(), schema.fields());
+    if got.fields().len() != wanted.len() {
+        return Err(mismatch(format!("{} columns, {} wanted", got.fields().len(), wanted.len())));
+    }
+    for (position, (got, wanted)) in got.fields().iter().zip(wanted).enumerate() {
+        if got.name() != wanted.name() {
+            let (got, wanted) = (got.name(), wanted.name());
+            return Err(mismatch(format!("column {position} is named {got:?}, {wanted:?} wanted")));
+        }
+        if !got.data_type().equals_datatype(wanted.data_type()) {
+            let (name, got, wanted) = (got.name(), got.data_type(), wanted.data_type());
+            return Err(mismatch(format!("column {name:?} is {got}, {wanted} wanted")));
+        }
+    }
+    let columns = batch
+        .columns()
+        .iter()
+        .zip(wanted)
+        .map(|(column, field)| {
+            if column.data_type() == field.data_type() {
+                Ok(column.clone())
+            } else {
+                arrow::compute::cast(column, field.data_type())
+            }
+        })
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| mismatch(error.to_string()))?;
+    RecordBatch::try_new(schema.clone(), columns).map_err(|error| mismatch(error.to_string()))
+}

@@ -1,0 +1,123 @@
+//! The ring and the live tables against a naive list of rows (SPEC E2).
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use proptest::prelude::*;
+use queries::{
+    LiveTables, TimeRange, Topic,
+    live_table::conform,
+    ring::{CHUNK_ROWS, Ring},
+};
+
+use crate::fixtures::{counts, faults};
+
+fn ring_rows(ring: &Ring) -> Vec<u64> {
+    let batches: Vec<RecordBatch> = ring.chunks().map(|chunk| chunk.batch.clone()).collect();
+    counts(&batches)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Scenario: batches of random sizes go into a ring of random capacity.
+    /// Guarantees: after every push the ring is the newest rows of a plain list, at least `rows_max` of them and less than
+    /// one chunk more; numbers, times and row count agree; the number of chunks stays near its bound.
+    #[test]
+    fn ring_is_the_newest_rows(rows_max in 1usize..600, sizes in prop::collection::vec(0u64..90, 1..60)) {
+        let mut ring = Ring::new(rows_max);
+        let mut next = 0;
+        for size in sizes {
+            prop_assert_eq!(ring.push(faults(next..next + size)), next);
+            next += size;
+            let held = ring_rows(&ring);
+            let first = next - held.len() as u64;
+            prop_assert_eq!(&held, &(first..next).collect::<Vec<_>>());
+            prop_assert_eq!(ring.rows(), held.len());
+            prop_assert_eq!(ring.first_row(), first);
+            prop_assert!(held.len() >= rows_max.min(next as usize));
+            let largest = ring.chunks().map(|chunk| chunk.batch.num_rows()).max().unwrap_or(0);
+            prop_assert!(held.len() < rows_max + largest.max(1));
+            let mut expected = first;
+            for chunk in ring.chunks() {
+                let rows = chunk.batch.num_rows() as u64;
+                prop_assert_eq!(chunk.first_row, expected);
+                let (from, to) = (expected as i64 * 1_000_000, (expected + rows - 1) as i64 * 1_000_000);
+                prop_assert_eq!(chunk.times, TimeRange { min: from, max: to });
+                expected += rows;
+            }
+        }
+    }
+}
+
+/// Scenario: a hundred thousand rows come one by one.
+/// Guarantees: they end up in few chunks, so a scan does not pay for how they came.
+#[test]
+fn single_rows_are_joined_into_chunks() {
+    let mut ring = Ring::new(80_000);
+    for row in 0..100_000 {
+        ring.push(faults(row..row + 1));
+    }
+    let bound = 2 * 80_000 / CHUNK_ROWS + 20;
+    assert!(ring.chunks().len() <= bound, "{} chunks, at most {bound} expected", ring.chunks().len());
+    assert_eq!(ring.first_row() + ring.rows() as u64, 100_000);
+}
+
+/// Scenario: one thread appends to two tables in turn while others take snapshots.
+/// Guarantees: in every snapshot both tables are of one moment: the second is never ahead of the first, nor more than one
+/// batch behind; a snapshot that is held does not change.
+#[test]
+fn a_snapshot_is_one_moment_of_all_tables() {
+    let tables = Arc::new(LiveTables::new(10_000));
+    let writer = {
+        let tables = tables.clone();
+        std::thread::spawn(move || {
+            for row in 0..2000 {
+                tables.append(Topic::Faults, faults(row..row + 1)).unwrap();
+                let instances = crate::fixtures::fixed(Topic::Instances).slice(0, 1);
+                tables.append(Topic::Instances, instances).unwrap();
+            }
+        })
+    };
+    let mut seen = 0;
+    while !writer.is_finished() || seen == 0 {
+        let snapshot = tables.snapshot();
+        let (first, second) = (snapshot.table(Topic::Faults), snapshot.table(Topic::Instances));
+        let (a, b) = (first.rows_live(), second.rows_live());
+        assert!(b <= a && a <= b + 1, "faults has {a} rows, instances {b}");
+        let rows: usize = first.batches().map(|batch| batch.unwrap().num_rows()).sum();
+        assert_eq!(rows, a);
+        seen += 1;
+    }
+    writer.join().unwrap();
+    assert_eq!(tables.snapshot().table(Topic::Faults).rows_live(), 2000);
+}
+
+/// Scenario: a batch of another topic, and one with a column of another name, are appended.
+/// Guarantees: both are refused in words that name the column; the table is as it was.
+#[test]
+fn a_batch_of_another_topic_is_refused() {
+    let tables = LiveTables::new(100);
+    let error = tables.append(Topic::Requests, faults(0..3)).unwrap_err();
+    assert_eq!(error.to_string(), "batch for table requests does not fit: 5 columns, 15 wanted");
+    let renamed =
+        faults(0..1).schema().fields().iter().map(|field| field.as_ref().clone().with_name("x")).collect::<Vec<_>>();
+    let renamed =
+        RecordBatch::try_new(Arc::new(arrow::datatypes::Schema::new(renamed)), faults(0..1).columns().to_vec())
+            .unwrap();
+    let error = tables.append(Topic::Faults, renamed).unwrap_err();
+    assert_eq!(error.to_string(), "batch for table faults does not fit: column 0 is named \"x\", \"at\" wanted");
+    assert_eq!(tables.snapshot().table(Topic::Faults).rows_live(), 0);
+}
+
+/// Scenario: a batch comes without its topic's metadata, as it does from a remote producer.
+/// Guarantees: the metadata is put on, the values stay.
+#[test]
+fn metadata_is_put_on() {
+    let plain = faults(0..3);
+    let fields: Vec<_> =
+        plain.schema().fields().iter().map(|f| f.as_ref().clone().with_metadata(Default::default())).collect();
+    let bare = RecordBatch::try_new(Arc::new(arrow::datatypes::Schema::new(fields)), plain.columns().to_vec()).unwrap();
+    assert_ne!(bare.schema(), Topic::Faults.schema());
+    assert_eq!(conform(Topic::Faults, bare).unwrap(), plain);
+}

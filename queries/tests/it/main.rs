@@ -1,0 +1,9 @@
+//! The crate's integration tests, in one binary (a second one would link DataFusion again).
+
+mod encode;
+mod fixtures;
+mod history;
+mod live_table;
+mod slt;
+mod snapshot;
+mod sql;

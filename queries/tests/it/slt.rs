@@ -1,0 +1,67 @@
+//! Meaning of SQL over fixed rows: every `.slt` file under `tests/data/slt` (SPEC E2, D4).
+
+use queries::{SqlEngine, SqlError, encode, query_runtime};
+use serde_json::Value;
+use sqllogictest::{DBOutput, DefaultColumnType, Runner};
+
+use crate::{fixtures, sql::limits};
+
+struct Database {
+    engine: SqlEngine,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl sqllogictest::DB for Database {
+    type Error = SqlError;
+    type ColumnType = DefaultColumnType;
+
+    fn run(&mut self, sql: &str) -> Result<DBOutput<DefaultColumnType>, SqlError> {
+        let answer = self.runtime.block_on(self.engine.query(sql))?;
+        let json = encode::json(&answer.schema, &answer.batches).expect("answers can be written");
+        let rows: Vec<serde_json::Map<String, Value>> = serde_json::from_slice(&json).expect("JSON is valid");
+        // JSON objects lose their order when parsed, so columns are taken by name, in the schema's order.
+        let names: Vec<_> = csv_header(&answer);
+        let rows = rows.iter().map(|row| names.iter().map(|name| text(&row[name])).collect()).collect();
+        Ok(DBOutput::Rows { types: vec![DefaultColumnType::Any; names.len()], rows })
+    }
+}
+
+fn csv_header(answer: &queries::QueryResult) -> Vec<String> {
+    let text = encode::csv(&answer.schema, &[]).expect("a header can be written");
+    let mut reader = csv::Reader::from_reader(text.as_slice());
+    reader.headers().expect("a header").iter().map(str::to_string).collect()
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "NULL".to_string(),
+        Value::String(text) if text.is_empty() => "(empty)".to_string(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Scenario: the statements of every `.slt` file run over the fixed rows of all topics.
+/// Guarantees: answers and refusals are word for word what the files say; there is a file for every topic's subject.
+#[test]
+fn every_slt_file() {
+    let mut files: Vec<_> = std::fs::read_dir(fixtures::slt_folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "slt"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 7, "expected at least 7 .slt files, found {files:?}");
+    let mut failures = Vec::new();
+    for file in files {
+        let mut runner = Runner::new(|| async {
+            let runtime = query_runtime(2).expect("a runtime starts");
+            let engine = SqlEngine::new(limits(), fixtures::fixed_tables(), runtime.handle().clone());
+            Ok(Database { engine, runtime })
+        });
+        if let Err(error) = runner.run_file(&file) {
+            failures.push(format!("{}", error.display(false)));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}

@@ -1,0 +1,186 @@
+//! Limits of the SQL engine: each is reached and says so (SPEC E2).
+
+use std::{sync::Arc, time::Duration};
+
+use queries::{LiveTables, SqlEngine, SqlError, SqlLimits, Topic, query_runtime};
+
+use crate::fixtures::{counts, faults, fixed_tables};
+
+/// Limits that no ordinary test reaches.
+pub fn limits() -> SqlLimits {
+    SqlLimits {
+        timeout: Duration::from_secs(60),
+        memory_bytes: 256 << 20,
+        rows_max: 100_000,
+        statement_bytes_max: 16 << 10,
+        concurrent_max: 4,
+    }
+}
+
+struct Fixture {
+    engine: Arc<SqlEngine>,
+    tables: Arc<LiveTables>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Fixture {
+    fn new(limits: SqlLimits) -> Fixture {
+        let runtime = query_runtime(2).unwrap();
+        let tables = fixed_tables();
+        let engine = Arc::new(SqlEngine::new(limits, tables.clone(), runtime.handle().clone()));
+        Fixture { engine, tables, runtime }
+    }
+
+    fn ask(&self, sql: &str) -> Result<queries::QueryResult, SqlError> {
+        self.runtime.block_on(self.engine.query(sql))
+    }
+
+    fn error(&self, sql: &str) -> SqlError {
+        self.ask(sql).expect_err(sql)
+    }
+}
+
+/// Scenario: answers of exactly the limit's rows, and of one more.
+/// Guarantees: the first comes whole, the second is an error that says how to fix it.
+#[test]
+fn too_many_rows_is_an_error_that_helps() {
+    let f = Fixture::new(SqlLimits { rows_max: 50, ..limits() });
+    f.tables.append(Topic::Faults, faults(0..100)).unwrap();
+    assert_eq!(f.ask("SELECT * FROM faults LIMIT 50").unwrap().rows(), 50);
+    let error = f.error("SELECT * FROM faults LIMIT 51");
+    assert!(matches!(error, SqlError::TooManyRows { limit: 50 }), "{error:?}");
+    assert!(error.to_string().contains("more than 50 rows; add LIMIT, aggregate"), "{error}");
+}
+
+/// Scenario: a self-join over a table that another thread appends to.
+/// Guarantees: both sides of the join see the same rows in every query.
+#[test]
+fn a_self_join_sees_one_snapshot() {
+    let f = Fixture::new(limits());
+    let tables = f.tables.clone();
+    let writer = std::thread::spawn(move || {
+        for row in 100..4000 {
+            tables.append(Topic::Faults, faults(row..row + 1)).unwrap();
+        }
+    });
+    let sql = "SELECT count(*) AS n, count(a.count) AS a, count(b.count) AS b \
+               FROM (SELECT * FROM faults WHERE kind = 'test') a \
+               FULL JOIN (SELECT * FROM faults WHERE kind = 'test') b ON a.count = b.count";
+    for _ in 0..25 {
+        let answer = f.ask(sql).unwrap();
+        let json = queries::encode::json(&answer.schema, &answer.batches).unwrap();
+        let rows: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        assert_eq!((&rows[0]["n"], &rows[0]["n"]), (&rows[0]["a"], &rows[0]["b"]), "{rows}");
+    }
+    writer.join().unwrap();
+}
+
+/// Scenario: statements that are too long, too deep or name too many tables.
+/// Guarantees: each is refused before planning, with the number and the limit; a long list is no reason to refuse.
+#[test]
+fn oversized_statements_are_refused() {
+    let f = Fixture::new(limits());
+    let long = format!("SELECT '{}'", "x".repeat(17 << 10));
+    let error = f.error(&long).to_string();
+    assert!(error.contains("has 17418 bytes, at most 16384 are allowed (sql.statement_bytes_max)"), "{error}");
+    let deep = format!("SELECT 1{}", " + 1".repeat(2000));
+    let error = f.error(&deep).to_string();
+    assert!(error.contains("2001 operators and clauses, at most 500"), "{error}");
+    let ors = format!("SELECT * FROM faults WHERE {}", vec!["count=1"; 1500].join(" or "));
+    assert!(matches!(f.error(&ors), SqlError::Refused(_)));
+    let tables = format!("SELECT 1 FROM {}", vec!["faults"; 40].join(","));
+    let error = f.error(&tables).to_string();
+    assert!(error.contains("names 40 tables, at most 32"), "{error}");
+    let list = (0..3000).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    assert_eq!(f.ask(&format!("SELECT * FROM faults WHERE count IN ({list})")).unwrap().rows(), 3);
+}
+
+/// Scenario: a query that would run for a very long time, with a short time limit.
+/// Guarantees: the answer is `TimedOut`, and the engine answers the next query.
+#[test]
+fn a_slow_query_is_timed_out() {
+    let f = Fixture::new(SqlLimits { timeout: Duration::from_millis(300), ..limits() });
+    let slow = "SELECT count(DISTINCT value % 7) FROM generate_series(1, 100000000000)";
+    let error = f.error(slow);
+    assert!(matches!(error, SqlError::TimedOut { .. }), "{error:?}");
+    assert!(error.is_transient());
+    // Queries right after may still share the machine with the one being stopped.
+    let answered = (0..50).any(|_| f.ask("SELECT 1").is_ok());
+    assert!(answered, "the engine does not answer after a timeout");
+}
+
+/// Scenario: one place, a query that holds it, and more queries than may wait.
+/// Guarantees: those beyond the bound get `Busy` at once; those that waited are answered.
+#[test]
+fn concurrency_is_bounded() {
+    let f = Fixture::new(SqlLimits { concurrent_max: 1, timeout: Duration::from_secs(5), ..limits() });
+    f.runtime.block_on(async {
+        let holder = {
+            let engine = f.engine.clone();
+            tokio::spawn(async move { engine.query("SELECT sum(value) FROM generate_series(1, 100000000000)").await })
+        };
+        while f.engine.running() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let asked: Vec<_> = (0..queries::sql::WAITING_PER_SLOT + 3)
+            .map(|_| {
+                let engine = f.engine.clone();
+                tokio::spawn(async move { engine.query("SELECT 1").await })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        holder.abort();
+        let (mut busy, mut answered) = (0, 0);
+        for query in asked {
+            match query.await.unwrap() {
+                Ok(_) => answered += 1,
+                Err(SqlError::Busy { running: 1, .. }) => busy += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((busy, answered), (3, queries::sql::WAITING_PER_SLOT));
+    });
+}
+
+/// Scenario: an aggregate whose state is larger than a query's share of memory.
+/// Guarantees: `OutOfMemory` with the share; the engine goes on.
+#[test]
+fn memory_is_bounded() {
+    let f = Fixture::new(SqlLimits { memory_bytes: 8 << 20, ..limits() });
+    let error = f.error("SELECT value, count(*) FROM generate_series(1, 3000000) GROUP BY value");
+    assert!(matches!(error, SqlError::OutOfMemory { limit_bytes: 2097152, .. }), "{error:?}");
+    assert_eq!(f.ask("SELECT count FROM faults").unwrap().rows(), 3);
+}
+
+/// Scenario: two statements in one, none, and one that does not end.
+/// Guarantees: each is a parse error, none panics.
+#[test]
+fn malformed_statements_are_parse_errors() {
+    let f = Fixture::new(limits());
+    for sql in ["SELECT 1; SELECT 2", "", "   ", "SELECT 'open", "SELECT (((", "--", "\u{0}", "SELECT 1 FROM"] {
+        let error = f.error(sql);
+        assert!(matches!(error, SqlError::Parse(_)), "{sql:?}: {error:?}");
+    }
+}
+
+/// Scenario: the statements that tools send to look around.
+/// Guarantees: they are answered.
+#[test]
+fn tools_can_look_around() {
+    let f = Fixture::new(limits());
+    for sql in ["SHOW TABLES", "DESCRIBE requests", "EXPLAIN SELECT * FROM requests", "SHOW COLUMNS FROM faults"] {
+        assert!(f.ask(sql).unwrap_or_else(|error| panic!("{sql}: {error}")).rows() > 0, "{sql}");
+    }
+}
+
+/// Scenario: `count(*)` over a table in memory.
+/// Guarantees: it comes from exact statistics: the plan scans nothing.
+#[test]
+fn count_comes_from_statistics() {
+    let f = Fixture::new(limits());
+    let answer = f.ask("EXPLAIN SELECT count(*) FROM requests").unwrap();
+    let text = String::from_utf8(queries::encode::csv(&answer.schema, &answer.batches).unwrap()).unwrap();
+    assert!(text.contains("PlaceholderRowExec"), "{text}");
+    let answer = f.ask("SELECT CAST(count(*) AS BIGINT UNSIGNED) AS count FROM requests").unwrap();
+    assert_eq!(counts(&answer.batches), [33]);
+}
