@@ -3,5 +3,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `gateway_kit` | a gateway over scripted instances, driven with `oneshot` |
+//! | `speaker` | the scripted instances and their model |
 
 pub mod gateway_kit;
+pub mod speaker;

@@ -30,14 +30,14 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-i
 pub const DECISION: HeaderName = HeaderName::from_static("x-evenkeel-decision");
 
 pub async fn chat(State(gateway): State<Arc<Gateway>>, request: Request<Body>) -> Response {
-    answer(gateway, Face::Chat, request).await
+    respond(gateway, Face::Chat, request).await
 }
 
 pub async fn completions(State(gateway): State<Arc<Gateway>>, request: Request<Body>) -> Response {
-    answer(gateway, Face::Completion, request).await
+    respond(gateway, Face::Completion, request).await
 }
 
-async fn answer(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> Response {
+async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> Response {
     let request_id = decision::new_id("req");
     let (response, decision_id) = match gateway.keys.tenant(request.headers()) {
         Err(error) => {

@@ -29,6 +29,7 @@ pub mod instances;
 pub mod json_body;
 pub mod metrics;
 mod models;
+mod output;
 pub mod params;
 pub mod parse;
 pub mod prepare;
