@@ -85,3 +85,7 @@ impl Output {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "output_tests.rs"]
+mod tests;

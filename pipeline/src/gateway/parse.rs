@@ -152,7 +152,7 @@ fn check_prompts(inputs: &[Input], choices: u32, vocab: usize) -> Result<(), Api
     }
     for input in inputs {
         match input {
-            Input::Tokens(tokens) if tokens.is_empty() => return refuse("no tokens".into()),
+            Input::Tokens(tokens) if tokens.is_empty() => return refuse("an empty list of tokens".into()),
             Input::Tokens(tokens) => {
                 if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
                     return refuse(format!("token id {token}, outside the vocabulary of {vocab}"));
