@@ -51,7 +51,7 @@ async fn check(kit: &Kit, path: &str, base: &Value, cases: Vec<Case>) {
 #[tokio::test]
 async fn bodies_that_are_no_request() {
     let kit = kit(defaults());
-    let deep = format!("{{\"messages\": {}", "[".repeat(1000));
+    let deep = format!("{{\"x\": {}", "[".repeat(1000));
     for (body, words) in [
         ("", "is empty; expected a JSON object"),
         ("  ", "is empty"),
@@ -180,7 +180,7 @@ async fn http_errors() {
     assert_eq!(code(&kit.send(none).await), r#"415 "unsupported_media_type""#);
     let long = format!("{{\"model\": \"{}\"}}", "x".repeat(300));
     assert_eq!(code(&kit.send(post(CHAT, &long)).await), r#"413 "request_too_large""#);
-    let parts = futures::stream::iter(vec![Ok::<_, std::io::Error>(long.clone()); 2]);
+    let parts = futures::stream::iter([long.clone(), long].map(Ok::<_, std::io::Error>));
     let chunked = Request::post(CHAT).header("content-type", "application/json").body(Body::from_stream(parts));
     assert_eq!(code(&kit.send(chunked.unwrap()).await), r#"413 "request_too_large""#);
 }
