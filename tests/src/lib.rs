@@ -2,8 +2,12 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `shared_data` | recorded workloads and golden references, where they are present |
+//! | `gateway_kit` | a gateway over scripted instances, driven with `oneshot` |
 //! | `repository` | the source tree, for the tests that hold house rules |
+//! | `shared_data` | recorded workloads and golden references, where they are present |
+//! | `speaker` | the scripted instances and their model |
 
+pub mod gateway_kit;
 pub mod repository;
 pub mod shared_data;
+pub mod speaker;

@@ -12,6 +12,7 @@ use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
 pub use load::{ConfigError, Overrides, home_dir, load};
+pub(crate) use validate::require;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

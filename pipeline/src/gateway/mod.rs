@@ -1,3 +1,113 @@
-//! The HTTP side: OpenAI-compatible endpoints over [`app`], tested with `oneshot`.
+//! The HTTP side: OpenAI-compatible endpoints (SPEC E1) over [`app`], tested with `oneshot`.
+//!
+//! One request's way through the files: `inference` (HTTP in) → `json_body`, `parse`, `params` (JSON to a checked request) →
+//! `prepare` (text to tokens to block hashes) → `serve` (classify, throttle, admit) → `dispatcher` (queue, route, lease) →
+//! `sequence` (one stream of tokens, over as many instances as it takes) → `running` (all of them, and the account) →
+//! `answer`, `shape` (HTTP out).
+//!
+//! | file | idea |
+//! |---|---|
+//! | `deps` | what the gateway needs of the process, as small traits |
+//! | `instances` | instances, their clients and leases |
+//! | `recorder` | one account a request: rows, metrics and log lines |
+//! | `decision` | a decision and its inputs as a row |
+//! | `auth`, `error`, `metrics` | who asks; how it can end; Prometheus |
+//! | `models`, `status` | the small routes |
+//!
+//! Invariants: inner files do not know HTTP; every refusal is an [`error::ApiError`]; leases and streams are guards, so a
+//! client that leaves at any point leaves nothing behind. Bounds: `server.body_max`, the queue's, `lease_tokens_max` an
+//! instance, `request_timeout` a request.
 
+pub mod answer;
+pub mod auth;
+pub mod decision;
+pub mod deps;
+pub mod dispatcher;
+pub mod error;
+pub mod inference;
 pub mod instances;
+pub mod json_body;
+pub mod metrics;
+mod models;
+mod output;
+pub mod params;
+pub mod parse;
+pub mod prepare;
+pub mod recorder;
+pub mod running;
+pub mod sequence;
+pub mod serve;
+pub mod shape;
+mod status;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    http::{Method, Uri},
+    routing::{get, post},
+};
+use sha2::{Digest, Sha256};
+
+use crate::ids::Micros;
+
+/// The gateway's state, shared by all requests.
+pub struct Gateway {
+    pub deps: deps::Deps,
+    pub keys: auth::Keys,
+    pub dispatcher: Arc<dispatcher::Dispatcher>,
+    text_jobs: prepare::TextJobs,
+    /// `system_fingerprint` of answers: the same while program and model are.
+    fingerprint: String,
+    started: Micros,
+}
+
+impl Gateway {
+    pub fn new(deps: deps::Deps) -> Arc<Self> {
+        let digest = Sha256::digest(format!("{} {}", env!("CARGO_PKG_VERSION"), deps.text.name()));
+        let hex: String = digest.iter().take(5).map(|byte| format!("{byte:02x}")).collect();
+        Arc::new(Self {
+            keys: auth::Keys::new(&deps.config.server.keys),
+            dispatcher: Arc::new(dispatcher::Dispatcher::new(deps.clone())),
+            text_jobs: prepare::TextJobs::default(),
+            fingerprint: format!("fp_{hex}"),
+            started: deps.clock.now(),
+            deps,
+        })
+    }
+
+    /// Lets the throttle follow the signal while no requests come. Its owner calls it about every second.
+    pub async fn tick(&self) {
+        self.dispatcher.pressure(self.deps.clock.now()).await;
+        self.dispatcher.pump();
+    }
+}
+
+/// All routes without a fallback, to be merged with others.
+pub fn routes(gateway: Arc<Gateway>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(inference::chat))
+        .route("/v1/completions", post(inference::completions))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get))
+        .route("/health", get(status::health))
+        .route("/ready", get(status::ready))
+        .route("/metrics", get(status::metrics))
+        .with_state(gateway)
+}
+
+/// Answers for unknown URLs and wrong methods in OpenAI's error shape; laid over all routes at the end.
+pub fn with_fallbacks(router: Router) -> Router {
+    router
+        .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
+            error::ApiError::Method { method: method.to_string(), path: json_body::shorten(uri.path()) }
+        })
+        .fallback(|method: Method, uri: Uri| async move {
+            error::ApiError::UnknownUrl { method: method.to_string(), path: json_body::shorten(uri.path()) }
+        })
+}
+
+/// The gateway alone, complete.
+pub fn app(deps: deps::Deps) -> Router {
+    with_fallbacks(routes(Gateway::new(deps)))
+}

@@ -1,6 +1,18 @@
 //! Admit, queue or reject (SPEC A2, DESIGN §2 step 2).
+//!
+//! Invariants: tiers are refused in order, Low first; nothing overtakes what waits already; at the queue's bound the answer
+//! is a refusal with a time to come back, never a longer queue. Constant time, no state.
 
 use std::time::Duration;
+
+use crate::{
+    config,
+    policy::{ThrottleStep, Tier},
+};
+
+/// Shortest and longest `Retry-After` ever given.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Why a request was refused; the name goes into the response body, the decision row and the metric (DESIGN §7 rule 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,4 +53,152 @@ pub enum Admission {
         reason: RejectReason,
         retry_after: Duration,
     },
+}
+
+/// What admission looks at: the request …
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdmitRequest {
+    pub tier: Tier,
+    pub prompt_tokens: u32,
+    /// Most tokens to generate, over all sequences of the request.
+    pub max_tokens: u32,
+}
+
+/// … and the state of the entry.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdmitState {
+    pub step: ThrottleStep,
+    /// Ready instances that serve the model.
+    pub serving: usize,
+    /// One of them has room for the request now.
+    pub has_room: bool,
+    /// What waits already.
+    pub queued_requests: usize,
+    pub queued_tokens: u64,
+    /// The signal throttling read; sets how long a refused client should stay away.
+    pub saturation: Option<f64>,
+}
+
+/// Tokens a request may hold: its prompt and all it may generate.
+pub fn token_cost(prompt_tokens: u32, max_tokens: u32) -> u64 {
+    u64::from(prompt_tokens) + u64::from(max_tokens)
+}
+
+/// The answer for one request.
+pub fn admit(request: &AdmitRequest, state: &AdmitState, policy: &config::Policy) -> Admission {
+    if state.serving == 0 {
+        return Admission::Reject { reason: RejectReason::NoInstance, retry_after: clamp(Duration::from_secs(5)) };
+    }
+    if state.step.refuses(request.tier) {
+        // A step can be left after one dwell time at the earliest, and each step takes another.
+        let excess = ThrottleStep::ALL.iter().filter(|step| **step <= state.step && step.refuses(request.tier)).count();
+        let steps = u32::try_from(excess).unwrap_or(1);
+        return Admission::Reject {
+            reason: RejectReason::Throttled,
+            retry_after: clamp(policy.throttle.dwell.saturating_mul(steps)),
+        };
+    }
+    let max_tokens = match state.step >= ThrottleStep::Shrink {
+        true => request.max_tokens.min(policy.throttle.shrink_max_tokens),
+        false => request.max_tokens,
+    };
+    if state.queued_requests == 0 && state.has_room {
+        return Admission::Admit { max_tokens };
+    }
+    let cost = token_cost(request.prompt_tokens, max_tokens);
+    let is_full = state.queued_requests >= policy.queue.requests_max
+        || (state.queued_requests > 0 && state.queued_tokens.saturating_add(cost) > policy.queue.tokens_max);
+    if is_full {
+        let drain = policy.throttle.queue_seconds_full * state.saturation.unwrap_or(1.0).clamp(0.0, 10.0);
+        return Admission::Reject {
+            reason: RejectReason::QueueFull,
+            retry_after: clamp(Duration::from_secs_f64(drain)),
+        };
+    }
+    Admission::Queue { max_tokens }
+}
+
+fn clamp(retry_after: Duration) -> Duration {
+    retry_after.clamp(RETRY_MIN, RETRY_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::policy::test_policy;
+
+    fn state(step: ThrottleStep) -> AdmitState {
+        AdmitState { step, serving: 1, has_room: true, queued_requests: 0, queued_tokens: 0, saturation: Some(0.9) }
+    }
+
+    fn ask(tier: Tier) -> AdmitRequest {
+        AdmitRequest { tier, prompt_tokens: 100, max_tokens: 1000 }
+    }
+
+    /// Scenario: every tier at every step of throttling, with room.
+    /// Guarantees: Low is refused first, then Medium, High last (SPEC A2); `shrink` caps what is still admitted.
+    #[test]
+    fn tiers_are_refused_in_order() {
+        let policy = test_policy();
+        let table: Vec<String> = ThrottleStep::ALL
+            .iter()
+            .map(|step| {
+                let marks: Vec<String> = [Tier::High, Tier::Medium, Tier::Low]
+                    .iter()
+                    .map(|tier| match admit(&ask(*tier), &state(*step), &policy) {
+                        Admission::Admit { max_tokens } => max_tokens.to_string(),
+                        Admission::Queue { .. } => "queue".into(),
+                        Admission::Reject { reason, retry_after } => format!("{}/{retry_after:?}", reason.name()),
+                    })
+                    .collect();
+                format!("{}: {}", step.name(), marks.join(" "))
+            })
+            .collect();
+        expect_test::expect![[r#"
+            open: 1000 1000 1000
+            shape_batch: 1000 1000 1000
+            throttle_low: 1000 1000 throttled/2s
+            throttle_medium: 1000 throttled/2s throttled/4s
+            shrink: 256 throttled/4s throttled/6s
+            throttle_high: throttled/2s throttled/6s throttled/8s"#]]
+        .assert_eq(&table.join("\n"));
+    }
+
+    /// Scenario: no instance; no room; something waits already; the queue at its bounds.
+    /// Guarantees: each has its own named answer, and at the bound it is a refusal.
+    #[test]
+    fn queue_and_its_bounds() {
+        let policy = test_policy();
+        let reason = |state: AdmitState| match admit(&ask(Tier::High), &state, &policy) {
+            Admission::Admit { .. } => "admit",
+            Admission::Queue { .. } => "queue",
+            Admission::Reject { reason, .. } => reason.name(),
+        };
+        let open = state(ThrottleStep::Open);
+        assert_eq!(reason(AdmitState { serving: 0, ..open }), "no_instance");
+        assert_eq!(reason(AdmitState { has_room: false, ..open }), "queue");
+        assert_eq!(reason(AdmitState { queued_requests: 1, ..open }), "queue");
+        let full = AdmitState { queued_requests: policy.queue.requests_max, ..open };
+        assert_eq!(reason(full), "queue_full");
+        let heavy = AdmitState { queued_requests: 1, queued_tokens: policy.queue.tokens_max, ..open };
+        assert_eq!(reason(heavy), "queue_full");
+    }
+
+    proptest! {
+        /// Scenario: any state of the entry.
+        /// Guarantees: a better tier is never refused where a worse one is let in (no priority inversion).
+        #[test]
+        fn a_better_tier_fares_no_worse(step in 0usize..6, serving in 0usize..3, room: bool, waits in 0usize..1100) {
+            let state = AdmitState {
+                step: ThrottleStep::ALL[step], serving, has_room: room, queued_requests: waits,
+                queued_tokens: waits as u64 * 4000, saturation: None,
+            };
+            let policy = test_policy();
+            let is_refused = |tier| matches!(admit(&ask(tier), &state, &policy), Admission::Reject { .. });
+            prop_assert!(!is_refused(Tier::High) || is_refused(Tier::Medium));
+            prop_assert!(!is_refused(Tier::Medium) || is_refused(Tier::Low));
+        }
+    }
 }

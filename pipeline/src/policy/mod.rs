@@ -33,3 +33,9 @@ pub(crate) fn validate(policy: &config::Policy) -> Result<(), ConfigError> {
     policy.queue.validate()?;
     policy.route.validate()
 }
+
+/// The policy section of `default.toml`, for tests.
+#[cfg(test)]
+pub(crate) fn test_policy() -> config::Policy {
+    config::load(None, config::Overrides::default()).expect("the defaults are valid").policy
+}

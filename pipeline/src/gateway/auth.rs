@@ -1,0 +1,51 @@
+//! Who is asking: `Authorization: Bearer <key>` against the keys of the configuration (SPEC A1's tenant and class).
+//!
+//! Keys are compared by their SHA-256, so the time of a comparison says nothing about how much of a guess was right. With
+//! no keys configured everyone is the tenant `local` with class High; the configuration allows that on loopback only.
+
+use std::collections::HashMap;
+
+use axum::http::{HeaderMap, header};
+use sha2::{Digest, Sha256};
+
+use super::error::ApiError;
+use crate::{config::Key, policy::Tier};
+
+/// The party a request counts for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenant {
+    pub name: String,
+    /// Best tier its requests may have.
+    pub class: Tier,
+}
+
+/// All keys, hashed once at start.
+pub struct Keys {
+    tenants: HashMap<[u8; 32], Tenant>,
+}
+
+impl Keys {
+    pub fn new(keys: &[Key]) -> Self {
+        let tenants =
+            keys.iter().map(|key| (digest(&key.key), Tenant { name: key.tenant.clone(), class: key.class })).collect();
+        Self { tenants }
+    }
+
+    /// The tenant of a request, from its headers.
+    pub fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+        if self.tenants.is_empty() {
+            return Ok(Tenant { name: "local".into(), class: Tier::High });
+        }
+        let value = headers.get(header::AUTHORIZATION).ok_or(ApiError::KeyMissing)?;
+        let text = value.to_str().map_err(|_| ApiError::KeyWrong)?;
+        let (scheme, key) = text.split_once(' ').ok_or(ApiError::KeyWrong)?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(ApiError::KeyWrong);
+        }
+        self.tenants.get(&digest(key.trim())).cloned().ok_or(ApiError::KeyWrong)
+    }
+}
+
+fn digest(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}

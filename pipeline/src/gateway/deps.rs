@@ -1,0 +1,118 @@
+//! What the gateway needs of the rest of the process, as small traits, and the figures it was configured with.
+//!
+//! Nothing here is optional at run time: a dataflow that is off still has a [`ViewSource`], which says so in its mode.
+//! Implementations must not block: they are called on the HTTP runtime, except [`TextModel`], which is called on
+//! [`Deps::text_runtime`]'s blocking threads (DESIGN §7 rule 9).
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+
+use super::{instances::InstanceDirectory, metrics::Metrics};
+use crate::{
+    config::Config,
+    ids::Micros,
+    policy::{ClusterView, PrefixHits},
+    rows::{DecisionRow, FaultRow, RequestRow},
+};
+
+/// Where rows go. Waits when the bus is full, so that accounts stay complete; never fails the request.
+#[async_trait]
+pub trait EventSink: Send + Sync {
+    async fn request(&self, row: RequestRow);
+    async fn decision(&self, row: DecisionRow);
+    async fn fault(&self, row: FaultRow);
+}
+
+/// The views policies read. Cheap: no lock held while answering.
+pub trait ViewSource: Send + Sync {
+    /// The fleet now: instances and leases from the directory, engine figures and mode from the dataflow.
+    fn cluster(&self, now: Micros) -> ClusterView;
+    /// Longest cached prefix per instance, in tokens.
+    fn prefix_hits(&self, hashes: &[u64], block_size: usize) -> PrefixHits;
+}
+
+/// Who says something in a chat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl Role {
+    /// The name chat templates know.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
+}
+
+/// One message, with its text parts joined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatMessage {
+    pub role: Role,
+    pub content: String,
+}
+
+/// Why text could not be made into tokens; the text goes to the client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TextFault {
+    #[error("the model's chat template refuses the conversation: {0}")]
+    Template(String),
+    #[error("the text cannot be tokenised: {0}")]
+    Tokenizer(String),
+}
+
+/// Text side of the model served: tokenizer, chat template and what goes with them.
+pub trait TextModel: Send + Sync {
+    /// Name that requests give.
+    fn name(&self) -> &str;
+    /// Longest sequence, in tokens.
+    fn context(&self) -> usize;
+    /// Token ids are below this.
+    fn vocab(&self) -> usize;
+    /// Tokens per KV block.
+    fn block_size(&self) -> usize;
+    /// Tokens that end a sequence.
+    fn stop_tokens(&self) -> &[u32];
+    /// A plain prompt to tokens, with the start token if the model wants one.
+    fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextFault>;
+    /// A conversation to text, with the opening of the answer.
+    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextFault>;
+    /// A rendered conversation to tokens; the template has set its special tokens already.
+    fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TextFault>;
+    /// Bytes a token adds to the output; empty for special tokens.
+    fn token_bytes(&self, token: u32) -> Vec<u8>;
+    /// Token for display; bytes that are no text are replaced.
+    fn token_text(&self, token: u32) -> String {
+        String::from_utf8_lossy(&self.token_bytes(token)).into_owned()
+    }
+    /// Chained hashes of the prompt's full blocks.
+    fn block_hashes(&self, prompt: &[u32], cache_salt: u64) -> Vec<u64>;
+}
+
+/// The wall clock, or a test's.
+pub trait Clock: Send + Sync {
+    fn now(&self) -> Micros;
+}
+
+/// Everything `app` needs.
+#[derive(Clone)]
+pub struct Deps {
+    pub config: Arc<Config>,
+    pub directory: Arc<InstanceDirectory>,
+    pub views: Arc<dyn ViewSource>,
+    pub events: Arc<dyn EventSink>,
+    pub text: Arc<dyn TextModel>,
+    pub clock: Arc<dyn Clock>,
+    pub metrics: Arc<Metrics>,
+    /// Runtime whose blocking threads render and tokenise.
+    pub text_runtime: Handle,
+}

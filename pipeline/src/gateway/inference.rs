@@ -1,0 +1,129 @@
+//! `POST /v1/chat/completions` and `POST /v1/completions`: from the HTTP request to the answer.
+//!
+//! Every response carries `x-evenkeel-request-id` and `x-evenkeel-decision`, errors too; what was refused before its sender
+//! was known has the decision `none`, since nothing is written for strangers.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    extract::State,
+    http::{HeaderName, HeaderValue, Request},
+    response::{IntoResponse, Response},
+};
+
+use super::{
+    Gateway, answer,
+    auth::Tenant,
+    decision,
+    error::ApiError,
+    json_body,
+    parse::{self, Face, ParsedRequest},
+    prepare::Prepared,
+    recorder::{Recorder, UNCLASSED},
+    running::Running,
+    serve::{self, Case},
+    shape::Envelope,
+};
+
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-id");
+pub const DECISION: HeaderName = HeaderName::from_static("x-evenkeel-decision");
+
+pub async fn chat(State(gateway): State<Arc<Gateway>>, request: Request<Body>) -> Response {
+    respond(gateway, Face::Chat, request).await
+}
+
+pub async fn completions(State(gateway): State<Arc<Gateway>>, request: Request<Body>) -> Response {
+    respond(gateway, Face::Completion, request).await
+}
+
+async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> Response {
+    let request_id = decision::new_id("req");
+    let (response, decision_id) = match gateway.keys.tenant(request.headers()) {
+        Err(error) => {
+            gateway.deps.metrics.ended(face.route(), error.code(), 0.0);
+            (error.into_response(), UNCLASSED.to_string())
+        }
+        Ok(tenant) => known_sender(&gateway, face, (request_id.as_str(), tenant), request).await,
+    };
+    let mut response = response;
+    for (name, value) in [(REQUEST_ID, request_id), (DECISION, decision_id)] {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+async fn known_sender(
+    gateway: &Arc<Gateway>,
+    face: Face,
+    (request_id, tenant): (&str, Tenant),
+    request: Request<Body>,
+) -> (Response, String) {
+    let recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
+    let mut case = Case::new(tenant, recorder);
+    let (parsed, prepared) = match understand(gateway, face, request).await {
+        Ok(understood) => understood,
+        Err(error) => {
+            case.refused(gateway, &error).await;
+            return (error.into_response(), case.decision_id);
+        }
+    };
+    let choices = parsed.inputs.len() * parsed.common.choices as usize;
+    let sequences = match serve::serve(gateway, &mut case, &parsed, prepared).await {
+        Ok(sequences) => sequences,
+        Err(error) => return (error.into_response(), case.decision_id),
+    };
+    let envelope = envelope(gateway, &parsed, &case);
+    let mut running = Running::new(gateway.clone(), case, sequences, parsed.common.choices);
+    let text = gateway.deps.text.clone();
+    let began = running.begin().await;
+    let decision_id = running.decision_id().to_string();
+    let response = match began {
+        Err(error) => error.into_response(),
+        Ok(()) if parsed.common.streams => answer::stream(running, envelope, text, choices),
+        Ok(()) => match answer::whole(running, &envelope, text.as_ref(), choices).await {
+            Ok(response) => response,
+            Err(error) => error.into_response(),
+        },
+    };
+    (response, decision_id)
+}
+
+/// Reads, parses and tokenises within `server.request_timeout`.
+async fn understand(
+    gateway: &Gateway,
+    face: Face,
+    request: Request<Body>,
+) -> Result<(Arc<ParsedRequest>, Prepared), ApiError> {
+    let server = &gateway.deps.config.server;
+    let work = async {
+        json_body::check_content_type(request.headers())?;
+        let bytes = json_body::read(request.into_body(), server.body_max.as_u64()).await?;
+        let parsed = Arc::new(parse::parse(face, &bytes, gateway.deps.text.vocab())?);
+        if parsed.common.model != gateway.deps.text.name() {
+            return Err(ApiError::UnknownModel(json_body::shorten(&parsed.common.model)));
+        }
+        let prepared = gateway.text_jobs.prepare(&gateway.deps, parsed.clone()).await?;
+        Ok((parsed, prepared))
+    };
+    let limit = server.request_timeout;
+    tokio::time::timeout(limit, work).await.unwrap_or(Err(ApiError::TimedOut { limit }))
+}
+
+fn envelope(gateway: &Gateway, parsed: &ParsedRequest, case: &Case) -> Envelope {
+    let prefix = match parsed.face {
+        Face::Chat => "chatcmpl",
+        Face::Completion => "cmpl",
+    };
+    Envelope {
+        face: parsed.face,
+        id: format!("{prefix}-{}", case.recorder.request_id().trim_start_matches("req-")),
+        created: case.recorder.arrived_at() / 1_000_000,
+        model: gateway.deps.text.name().into(),
+        fingerprint: gateway.fingerprint.clone(),
+        wants_logprobs: parsed.common.sampling.logprobs.is_some(),
+        includes_usage: parsed.common.includes_usage,
+    }
+}

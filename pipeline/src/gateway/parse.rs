@@ -1,0 +1,165 @@
+//! A request body of either kind to one checked [`ParsedRequest`].
+
+use super::{
+    deps::{ChatMessage, Role},
+    error::ApiError,
+    json_body::{self, Object},
+    params::{self, Common, LOGPROBS_MAX, RawContent, RawMessage, RawPrompt, RawRequest},
+};
+
+/// Most sequences of one completion request (prompts × n).
+pub const SEQUENCES_MAX: usize = 32;
+
+/// Which endpoint; it decides the shape of the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Face {
+    Chat,
+    Completion,
+}
+
+impl Face {
+    pub fn route(self) -> &'static str {
+        match self {
+            Face::Chat => "/v1/chat/completions",
+            Face::Completion => "/v1/completions",
+        }
+    }
+}
+
+/// Text or tokens to go on from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    Chat(Vec<ChatMessage>),
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// A request whose every field is in range.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParsedRequest {
+    pub face: Face,
+    pub common: Common,
+    /// One for chat; one a prompt for completions. Not empty.
+    pub inputs: Vec<Input>,
+    /// User messages in the conversation.
+    pub turns: u32,
+}
+
+/// The body of a request to `face`. `vocab`: token ids are below this.
+pub fn parse(face: Face, body: &[u8], vocab: usize) -> Result<ParsedRequest, ApiError> {
+    match face {
+        Face::Chat => chat(&json_body::parse(body)?, vocab),
+        Face::Completion => completion(&json_body::parse(body)?, vocab),
+    }
+}
+
+fn chat(raw: &RawRequest<bool>, vocab: usize) -> Result<ParsedRequest, ApiError> {
+    let mut common = params::common(raw, vocab)?;
+    let top = params::integer("top_logprobs", raw.top_logprobs, 0, LOGPROBS_MAX)?;
+    common.sampling.logprobs = match (raw.logprobs.unwrap_or(false), top) {
+        (true, top) => Some(top.unwrap_or(0) as u8),
+        (false, Some(_)) => {
+            return Err(ApiError::parameter("top_logprobs", "'top_logprobs' needs 'logprobs' to be true."));
+        }
+        (false, None) => None,
+    };
+    let sent = raw.messages.as_ref().ok_or_else(|| params::missing("messages"))?;
+    if sent.is_empty() {
+        return Err(ApiError::parameter(
+            "messages",
+            format!("Invalid value for 'messages': expected {}, but got an empty one.", params::expected("messages")),
+        ));
+    }
+    let messages: Vec<ChatMessage> =
+        sent.iter().enumerate().map(|(index, Object(raw))| message(index, raw)).collect::<Result<_, _>>()?;
+    let turns = messages.iter().filter(|message| message.role == Role::User).count() as u32;
+    Ok(ParsedRequest { face: Face::Chat, common, inputs: vec![Input::Chat(messages)], turns })
+}
+
+fn message(index: usize, raw: &RawMessage) -> Result<ChatMessage, ApiError> {
+    let at = |field: &str| format!("messages[{index}].{field}");
+    let role = match raw.role.as_deref() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("tool") => Role::Tool,
+        Some(other) => {
+            let shown = json_body::shorten(other);
+            let words = params::expected("role");
+            let message = format!("Invalid value for '{}': expected {words}, but got `{shown}`.", at("role"));
+            return Err(ApiError::parameter(at("role"), message));
+        }
+        None => return Err(params::missing(&at("role"))),
+    };
+    let content = match &raw.content {
+        Some(RawContent::Text(text)) => text.clone(),
+        Some(RawContent::Parts(parts)) => {
+            let mut joined = String::new();
+            for (place, part) in parts.iter().enumerate() {
+                let path = format!("{}[{place}]", at("content"));
+                match (part.kind.as_str(), &part.text) {
+                    ("text", Some(text)) => joined.push_str(text),
+                    ("text", None) => return Err(params::missing(&format!("{path}.text"))),
+                    (kind, _) => {
+                        let kind = json_body::shorten(kind);
+                        let message = format!("Content parts of type `{kind}` are not supported; expected `text`.");
+                        return Err(ApiError::unsupported(format!("{path}.type"), message));
+                    }
+                }
+            }
+            joined
+        }
+        None if role == Role::Assistant => String::new(),
+        None => {
+            let path = at("content");
+            let words = params::expected("content");
+            let message = format!("Invalid value for '{path}': expected {words}, but got null.");
+            return Err(ApiError::parameter(path, message));
+        }
+    };
+    Ok(ChatMessage { role, content })
+}
+
+fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiError> {
+    let mut common = params::common(raw, vocab)?;
+    common.sampling.logprobs = params::integer("logprobs", raw.logprobs, 0, LOGPROBS_MAX)?.map(|count| count as u8);
+    if raw.echo == Some(true) {
+        return Err(ApiError::unsupported("echo", "'echo' is not supported; only false is."));
+    }
+    if raw.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::unsupported("suffix", "'suffix' is not supported; leave it out."));
+    }
+    let inputs = match raw.prompt.clone().ok_or_else(|| params::missing("prompt"))? {
+        RawPrompt::Text(text) => vec![Input::Text(text)],
+        RawPrompt::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
+        RawPrompt::Tokens(tokens) => vec![Input::Tokens(tokens)],
+        RawPrompt::TokenLists(lists) => lists.into_iter().map(Input::Tokens).collect(),
+    };
+    check_prompts(&inputs, common.choices, vocab)?;
+    Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1 })
+}
+
+fn check_prompts(inputs: &[Input], choices: u32, vocab: usize) -> Result<(), ApiError> {
+    let refuse = |what: String| {
+        let words = params::expected("prompt");
+        Err(ApiError::parameter("prompt", format!("Invalid value for 'prompt': expected {words}, but got {what}.")))
+    };
+    if inputs.is_empty() {
+        return refuse("an empty array".into());
+    }
+    if inputs.len() * choices as usize > SEQUENCES_MAX {
+        return refuse(format!("{} prompts with n = {choices}, above {SEQUENCES_MAX} sequences", inputs.len()));
+    }
+    for input in inputs {
+        match input {
+            Input::Tokens(tokens) if tokens.is_empty() => return refuse("an empty list of tokens".into()),
+            Input::Tokens(tokens) => {
+                if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
+                    return refuse(format!("token id {token}, outside the vocabulary of {vocab}"));
+                }
+            }
+            Input::Text(_) | Input::Chat(_) => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Text to tokens to block hashes, on blocking threads of the text runtime (DESIGN §2 step 1, §7 rule 9).
+//!
+//! Bound: [`TEXT_JOBS_MAX`] requests are worked on at once; further ones wait their turn, each holding no more than its
+//! body. Time: linear in the text.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use super::{
+    deps::{Deps, TextModel},
+    error::ApiError,
+    parse::{Face, Input, ParsedRequest},
+};
+
+/// Requests rendered and tokenised at once.
+pub const TEXT_JOBS_MAX: usize = 8;
+
+/// One prompt, ready for an engine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prompt {
+    pub tokens: Arc<[u32]>,
+    /// Chained hashes of its full blocks.
+    pub hashes: Vec<u64>,
+    /// Most tokens a sequence from it may generate.
+    pub max_tokens: u32,
+}
+
+/// The prompts of a request; every one leaves room for at least one token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prepared {
+    pub prompts: Vec<Prompt>,
+    /// Sum over the prompts.
+    pub prompt_tokens: u32,
+}
+
+/// Limits concurrent text work.
+pub struct TextJobs {
+    slots: Semaphore,
+}
+
+impl Default for TextJobs {
+    fn default() -> Self {
+        Self { slots: Semaphore::new(TEXT_JOBS_MAX) }
+    }
+}
+
+impl TextJobs {
+    /// Renders, tokenises and hashes on a blocking thread.
+    pub async fn prepare(&self, deps: &Deps, request: Arc<ParsedRequest>) -> Result<Prepared, ApiError> {
+        let _slot = self.slots.acquire().await.map_err(|_| ApiError::Internal("text work is shut down".into()))?;
+        let text = deps.text.clone();
+        let job = deps.text_runtime.spawn_blocking(move || prepare(text.as_ref(), &request));
+        job.await.map_err(|error| ApiError::Internal(format!("text work failed: {error}")))?
+    }
+}
+
+fn prepare(text: &dyn TextModel, request: &ParsedRequest) -> Result<Prepared, ApiError> {
+    let param = match request.face {
+        Face::Chat => "messages",
+        Face::Completion => "prompt",
+    };
+    let prompts: Vec<Prompt> = request
+        .inputs
+        .iter()
+        .map(|input| {
+            let tokens = match input {
+                Input::Chat(messages) => text.encode_chat(&text.render_chat(messages)?)?,
+                Input::Text(prompt) => text.encode_prompt(prompt)?,
+                Input::Tokens(tokens) => tokens.clone(),
+            };
+            prompt(text, tokens, request.common.max_tokens, param)
+        })
+        .collect::<Result<_, _>>()?;
+    let total: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    Ok(Prepared { prompts, prompt_tokens: u32::try_from(total).unwrap_or(u32::MAX) })
+}
+
+fn prompt(
+    text: &dyn TextModel,
+    tokens: Vec<u32>,
+    max_tokens: Option<u32>,
+    param: &'static str,
+) -> Result<Prompt, ApiError> {
+    if tokens.is_empty() {
+        return Err(ApiError::parameter(param, format!("'{param}' gives no tokens; at least one is needed.")));
+    }
+    let context = text.context();
+    let completion = max_tokens.unwrap_or(1) as usize;
+    if tokens.len() + completion > context {
+        return Err(ApiError::ContextExceeded { context, prompt: tokens.len(), completion, param });
+    }
+    let room = u32::try_from(context - tokens.len()).unwrap_or(u32::MAX);
+    let hashes = text.block_hashes(&tokens, 0);
+    Ok(Prompt { tokens: tokens.into(), hashes, max_tokens: max_tokens.unwrap_or(room) })
+}

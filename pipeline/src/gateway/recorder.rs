@@ -1,0 +1,216 @@
+//! The account of one request: every event becomes a bus row, a metric and a log line here and nowhere else.
+//!
+//! Invariants: `seq` counts 1, 2, 3 … without gaps; exactly one last event (finished, failed, rejected or cancelled) follows
+//! an arrival, also when the client leaves: dropping the recorder before the end records `cancelled`. Memory: a few words a
+//! choice.
+
+use tokio::runtime::Handle;
+
+use super::{auth::Tenant, deps::Deps, error::ApiError, parse::Face};
+use crate::{
+    ids::{InstanceId, Micros},
+    rows::RequestRow,
+};
+
+/// Tier shown for a request that was refused before it could be classed.
+pub const UNCLASSED: &str = "none";
+
+/// What one step of one choice added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Growth {
+    pub choice: usize,
+    pub tokens: u32,
+}
+
+pub struct Recorder {
+    deps: Deps,
+    face: Face,
+    request_id: String,
+    tenant: String,
+    tier: &'static str,
+    instance: Option<InstanceId>,
+    arrived: Micros,
+    seq: u32,
+    prompt_tokens: u32,
+    output_tokens: u32,
+    cached_tokens: Option<u32>,
+    /// Time of the last token of each choice.
+    last_token: Vec<Option<Micros>>,
+    has_ended: bool,
+    /// Where the `cancelled` event is sent from when the client leaves.
+    runtime: Handle,
+}
+
+impl Recorder {
+    /// Starts the account. Must be called on a tokio runtime.
+    pub fn new(deps: &Deps, face: Face, request_id: &str, tenant: &Tenant) -> Self {
+        deps.metrics.requests_running.inc();
+        Self {
+            deps: deps.clone(),
+            face,
+            request_id: request_id.into(),
+            tenant: tenant.name.clone(),
+            tier: UNCLASSED,
+            instance: None,
+            arrived: deps.clock.now(),
+            seq: 0,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            cached_tokens: None,
+            last_token: Vec::new(),
+            has_ended: false,
+            runtime: Handle::current(),
+        }
+    }
+
+    pub fn arrived_at(&self) -> Micros {
+        self.arrived
+    }
+
+    pub fn request_id(&self) -> &str {
+        &self.request_id
+    }
+
+    pub fn output_tokens(&self) -> u32 {
+        self.output_tokens
+    }
+
+    pub fn cached_tokens(&self) -> Option<u32> {
+        self.cached_tokens
+    }
+
+    /// The request is understood and classed. `choices`: sequences it will run.
+    pub async fn arrived(&mut self, tier: &'static str, prompt_tokens: u32, choices: usize) {
+        self.tier = tier;
+        self.prompt_tokens = prompt_tokens;
+        self.last_token = vec![None; choices];
+        self.deps.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        let row = RequestRow { at: self.arrived, ..self.row("arrived") };
+        self.deps.events.request(row).await;
+    }
+
+    pub async fn queued(&mut self) {
+        let row = self.row("queued");
+        self.deps.events.request(row).await;
+    }
+
+    /// Also for each later instance, when the first was lost.
+    pub async fn dispatched(&mut self, instance: InstanceId) {
+        self.instance = Some(instance);
+        let row = self.row("dispatched");
+        self.deps.events.request(row).await;
+    }
+
+    /// New tokens of one choice.
+    pub async fn grew(&mut self, growth: Growth) {
+        let now = self.deps.clock.now();
+        let is_first = self.output_tokens == 0;
+        self.output_tokens += growth.tokens;
+        self.deps.metrics.generation_tokens.inc_by(u64::from(growth.tokens));
+        let previous = self.last_token.get_mut(growth.choice).and_then(|last| last.replace(now));
+        let (event, gap_us) = if is_first {
+            self.deps.metrics.time_to_first_token.observe(seconds(now - self.arrived));
+            ("first_token", Some(now - self.arrived))
+        } else {
+            let gap = previous.map(|at| (now - at) / i64::from(growth.tokens.max(1)));
+            if let Some(gap) = gap {
+                self.deps.metrics.inter_token_latency.observe(seconds(gap));
+            }
+            ("grew", gap)
+        };
+        let row = RequestRow { at: now, gap_us, ..self.row(event) };
+        self.deps.events.request(row).await;
+    }
+
+    /// Prompt tokens whose KV was reused, added up over the prompts.
+    pub fn reused(&mut self, cached_tokens: u32) {
+        self.cached_tokens = Some(self.cached_tokens.unwrap_or(0).saturating_add(cached_tokens));
+        self.deps.metrics.cached_tokens.inc_by(u64::from(cached_tokens));
+    }
+
+    pub async fn finished(&mut self, reason: &'static str) {
+        self.end("finished", "ok", Some(reason), None).await;
+    }
+
+    /// Ended after it was dispatched.
+    pub async fn failed(&mut self, error: &ApiError) {
+        self.end("failed", error.code(), Some("failed"), Some(error)).await;
+    }
+
+    /// Refused before it was dispatched.
+    pub async fn rejected(&mut self, error: &ApiError) {
+        if let ApiError::Overloaded { reason, .. } = error {
+            self.deps.metrics.rejected(reason.name());
+        }
+        self.end("rejected", error.code(), None, Some(error)).await;
+    }
+
+    async fn end(
+        &mut self,
+        event: &'static str,
+        outcome: &str,
+        finish_reason: Option<&'static str>,
+        error: Option<&ApiError>,
+    ) {
+        let row = self.last_row(event, finish_reason, error.map(|error| format!("{}: {error}", error.code())));
+        self.deps.metrics.ended(self.face.route(), outcome, seconds(row.total_us.unwrap_or(0)));
+        self.deps.events.request(row).await;
+    }
+
+    fn last_row(&mut self, event: &str, finish_reason: Option<&str>, error: Option<String>) -> RequestRow {
+        assert!(!self.has_ended, "a request ends once");
+        self.has_ended = true;
+        self.deps.metrics.requests_running.dec();
+        let mut row = self.row(event);
+        row.total_us = Some(row.at - self.arrived);
+        row.finish_reason = finish_reason.map(str::to_string);
+        row.error = error;
+        tracing::info!(
+            request_id = %row.request_id, event, tier = row.tier, tenant = row.tenant, instance = row.instance,
+            prompt_tokens = row.prompt_tokens, output_tokens = row.output_tokens, total_us = row.total_us,
+            error = row.error, "request ended"
+        );
+        row
+    }
+
+    fn row(&mut self, event: &str) -> RequestRow {
+        self.seq += 1;
+        RequestRow {
+            at: self.deps.clock.now(),
+            request_id: self.request_id.clone(),
+            seq: self.seq,
+            event: event.into(),
+            model: self.deps.text.name().into(),
+            tier: self.tier.into(),
+            tenant: self.tenant.clone(),
+            instance: self.instance.map(|instance| instance.0),
+            prompt_tokens: self.prompt_tokens,
+            output_tokens: self.output_tokens,
+            cached_tokens: self.cached_tokens,
+            gap_us: None,
+            total_us: None,
+            finish_reason: None,
+            error: None,
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let is_known = self.seq > 0;
+        let row = self.last_row("cancelled", Some("cancelled"), None);
+        self.deps.metrics.ended(self.face.route(), "cancelled", seconds(row.total_us.unwrap_or(0)));
+        // A client that left before its request was understood leaves no row, as there was no arrival.
+        if is_known {
+            let events = self.deps.events.clone();
+            self.runtime.spawn(async move { events.request(row).await });
+        }
+    }
+}
+
+fn seconds(us: i64) -> f64 {
+    us as f64 / 1e6
+}

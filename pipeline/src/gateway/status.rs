@@ -1,0 +1,44 @@
+//! `GET /health` (the process answers), `GET /ready` (an instance serves) and `GET /metrics`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use super::{Gateway, instances::InstanceState};
+
+pub async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// 200 once an instance takes requests, 503 before; the body lists every instance with its state.
+pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
+    let instances = gateway.deps.directory.load();
+    let serving = instances.iter().filter(|entry| entry.state == InstanceState::Ready).count();
+    let listed: Vec<Value> = instances
+        .iter()
+        .map(|entry| json!({"instance": entry.id.0, "name": entry.name, "state": entry.state.name(), "epoch": entry.epoch.0}))
+        .collect();
+    let (status, word) = match serving {
+        0 => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
+        _ => (StatusCode::OK, "ready"),
+    };
+    let views = gateway.deps.views.cluster(gateway.deps.clock.now()).mode.name();
+    (status, Json(json!({"status": word, "serving": serving, "views": views, "instances": listed}))).into_response()
+}
+
+pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    let instances = gateway.deps.directory.load();
+    let metrics = &gateway.deps.metrics;
+    metrics.set_ready_instances(instances.iter().filter(|entry| entry.state == InstanceState::Ready).count());
+    for entry in instances.iter() {
+        metrics.set_leased(entry.id, entry.leases.tokens());
+    }
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], metrics.render()).into_response()
+}

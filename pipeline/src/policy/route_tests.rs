@@ -1,0 +1,205 @@
+//! Tests of routing: reasons, the safe branch, and equality with a twin that tries every instance.
+
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    ids::ProcessEpoch,
+    policy::{EngineView, test_policy},
+};
+
+fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) -> InstanceView {
+    InstanceView {
+        instance: InstanceId(id),
+        epoch: ProcessEpoch(1),
+        model: "m".into(),
+        is_ready: true,
+        leased_tokens: leased.0,
+        leased_requests: leased.1,
+        engine: engine.map(|(running, queued_prefill_tokens)| EngineView {
+            reported_at: 0,
+            running,
+            waiting: 0,
+            queued_prefill_tokens,
+            context_tokens: 0,
+            blocks_used: 0,
+            blocks_total: 100,
+            prefill_tokens_per_second: None,
+            decode_step_seconds: None,
+        }),
+    }
+}
+
+fn ask<'a>(hits: &'a PrefixHits, turn: u64, excluded: &'a [InstanceId]) -> RouteRequest<'a> {
+    RouteRequest {
+        model: "m",
+        tier: Tier::High,
+        prompt_tokens: 400,
+        max_tokens: 100,
+        hits,
+        turn,
+        now: 5_000_000,
+        excluded,
+    }
+}
+
+fn view(mode: ViewMode, instances: Vec<InstanceView>) -> ClusterView {
+    ClusterView { mode, as_of: Some(1_000_000), instances }
+}
+
+fn check(view: &ClusterView, request: &RouteRequest<'_>, expected: Expect) {
+    let text = match route(view, request, &test_policy().route) {
+        Ok(placement) => format!("{} | {}", placement.instance, placement.reason),
+        Err(RouteRejection::NoInstance) => "no instance".to_string(),
+        Err(RouteRejection::NoRoom { candidates }) => format!("no room on {} candidates", candidates.len()),
+    };
+    expected.assert_eq(&text);
+}
+
+/// Scenario: a prefix cached on w1; then w1 busier than the hit is worth; then w1 without room.
+/// Guarantees: affinity holds, gives way by load, and gives way by room, each with its reason (SPEC C4).
+#[test]
+fn affinity_gives_way_to_load() {
+    let hits = PrefixHits(vec![(InstanceId(1), 384)]);
+    let idle = vec![instance(0, (0, 0), Some((0, 0))), instance(1, (500, 1), Some((1, 0)))];
+    check(
+        &view(ViewMode::Exact, idle),
+        &ask(&hits, 0, &[]),
+        expect![
+            "w1 | least_seconds: w1 in 0.070 s (queue 0.000 + prefill 0.040 + interference 0.030; 384 of 400 tokens cached)"
+        ],
+    );
+    let busy = vec![instance(0, (0, 0), Some((0, 0))), instance(1, (9000, 4), Some((4, 2000)))];
+    check(
+        &view(ViewMode::Degraded, busy),
+        &ask(&hits, 0, &[]),
+        expect![
+            "w0 | least_seconds: w0 in 1.000 s (queue 0.000 + prefill 1.000 + interference 0.000; 0 of 400 tokens cached)"
+        ],
+    );
+    let full = vec![instance(0, (0, 0), Some((0, 0))), instance(1, (199_900, 1), Some((1, 0)))];
+    check(
+        &view(ViewMode::Exact, full),
+        &ask(&hits, 0, &[]),
+        expect![
+            "w0 | least_seconds: w0 in 1.000 s (queue 0.000 + prefill 1.000 + interference 0.000; 0 of 400 tokens cached); 1 better without room"
+        ],
+    );
+}
+
+/// Scenario: views stale, off, and absent since start.
+/// Guarantees: the safe policy decides by leases alone, in turn among equals, and the reason says so (SPEC X5).
+#[test]
+fn without_views_the_safe_policy_decides() {
+    let hits = PrefixHits(vec![(InstanceId(1), 384)]);
+    let even = vec![instance(0, (500, 1), None), instance(1, (500, 1), None), instance(2, (900, 1), None)];
+    let stale = view(ViewMode::Stale, even.clone());
+    check(
+        &stale,
+        &ask(&hits, 0, &[]),
+        expect!["w0 | views stale (4000 ms old), safe policy least_outstanding_tokens: 500 tokens in flight on w0"],
+    );
+    check(
+        &stale,
+        &ask(&hits, 1, &[]),
+        expect!["w1 | views stale (4000 ms old), safe policy least_outstanding_tokens: 500 tokens in flight on w1"],
+    );
+    let off = ClusterView { as_of: None, ..view(ViewMode::Off, even) };
+    check(
+        &off,
+        &ask(&hits, 0, &[InstanceId(0), InstanceId(1)]),
+        expect!["w2 | views off (none yet), safe policy least_outstanding_tokens: 900 tokens in flight on w2"],
+    );
+    assert_eq!(route(&off, &ask(&hits, 0, &[]), &test_policy().route).unwrap().predicted_seconds, None);
+}
+
+/// Scenario: nobody serves the model; everybody is full; one request larger than the bound on an idle instance.
+/// Guarantees: the two refusals differ, and a large request can always run alone.
+#[test]
+fn refusals_are_named() {
+    let hits = PrefixHits::default();
+    check(&view(ViewMode::Exact, vec![]), &ask(&hits, 0, &[]), expect!["no instance"]);
+    let full = view(ViewMode::Exact, vec![instance(0, (200_000, 9), None)]);
+    check(&full, &ask(&hits, 0, &[]), expect!["no room on 1 candidates"]);
+    let large = RouteRequest { prompt_tokens: 300_000, ..ask(&hits, 0, &[]) };
+    assert!(route(&view(ViewMode::Exact, vec![instance(0, (0, 0), None)]), &large, &test_policy().route).is_ok());
+}
+
+/// Scenario: ten equal requests one after the other before any engine reports again, a prefix cached on w0.
+/// Guarantees: leases not yet reported count, so the burst spreads (DESIGN §7 rules 2 and 7).
+#[test]
+fn a_burst_does_not_herd() {
+    let hits = PrefixHits(vec![(InstanceId(0), 384)]);
+    let mut fleet = view(ViewMode::Exact, (0..3).map(|id| instance(id, (0, 0), Some((0, 0)))).collect());
+    let mut sent = [0; 3];
+    for turn in 0..10 {
+        let chosen = route(&fleet, &ask(&hits, turn, &[]), &test_policy().route).unwrap().instance;
+        let entry = &mut fleet.instances[chosen.0 as usize];
+        (entry.leased_tokens, entry.leased_requests) = (entry.leased_tokens + 500, entry.leased_requests + 1);
+        sent[chosen.0 as usize] += 1;
+    }
+    assert!(sent.iter().all(|count| *count >= 3), "{sent:?}");
+}
+
+prop_compose! {
+    fn any_instance()(
+        id in 0u32..6, is_ready in prop::bool::weighted(0.8), model in prop::bool::weighted(0.9), leased in 0u64..250_000,
+        requests in 0u32..20, engine in prop::option::of((0u32..20, 0u64..5000)), rate in prop::option::of(0.0f64..2000.0),
+    ) -> InstanceView {
+        let mut made = instance(id, (leased, requests), engine);
+        made.is_ready = is_ready;
+        if !model { made.model = "other".into(); }
+        if let Some(engine) = made.engine.as_mut() { engine.prefill_tokens_per_second = rate; }
+        made
+    }
+}
+
+proptest! {
+    /// Scenario: any small fleet, any hits, any turn, something excluded.
+    /// Guarantees: the choice is ready, of the model, not excluded, has room, and no instance with room costs less, by a
+    /// cost written down anew.
+    #[test]
+    fn choice_equals_brute_force(
+        mut instances in prop::collection::vec(any_instance(), 0..6), hits in prop::collection::vec((0u32..6, 0u32..500), 0..6),
+        turn in 0u64..100, excluded in 0u32..8, is_usable: bool,
+    ) {
+        instances.sort_by_key(|i| i.instance);
+        instances.dedup_by_key(|i| i.instance);
+        let hits = PrefixHits(hits.into_iter().map(|(id, tokens)| (InstanceId(id), tokens)).collect());
+        let excluded = [InstanceId(excluded)];
+        let request = ask(&hits, turn, &excluded);
+        let fleet = view(if is_usable { ViewMode::Exact } else { ViewMode::Stale }, instances);
+        let seconds = |i: &InstanceView| {
+            let e = i.engine.filter(|_| is_usable);
+            let rate = e.and_then(|e| e.prefill_tokens_per_second).filter(|r| *r > 0.0).unwrap_or(400.0);
+            let seen = e.map_or(0, |e| e.running + e.waiting);
+            let unseen = if i.leased_requests > seen { i.leased_requests - seen } else { 0 };
+            let ahead = e.map_or(0, |e| e.queued_prefill_tokens) + (u64::from(unseen) * 400).min(i.leased_tokens);
+            let cached = if is_usable { hits.tokens_on(i.instance).min(399) } else { 0 };
+            (ahead as f64 + 400.0 - f64::from(cached)) / rate + 0.03 * f64::from(e.map_or(0, |e| e.running) + unseen)
+        };
+        let able: Vec<&InstanceView> = fleet.instances.iter()
+            .filter(|i| i.is_ready && i.model == "m" && i.instance != excluded[0]).collect();
+        let open: Vec<&&InstanceView> = able.iter()
+            .filter(|i| i.leased_tokens == 0 || i.leased_tokens + 500 <= 200_000).collect();
+        match route(&fleet, &request, &test_policy().route) {
+            Ok(placement) => {
+                let chosen = open.iter().find(|i| i.instance == placement.instance).expect("chosen among the able");
+                prop_assert_eq!(placement.candidates.len(), able.len());
+                for other in &open {
+                    if is_usable {
+                        prop_assert!(seconds(chosen) <= seconds(other) + 1e-9);
+                    } else {
+                        prop_assert!(chosen.leased_tokens <= other.leased_tokens);
+                    }
+                }
+            }
+            Err(RouteRejection::NoInstance) => prop_assert!(able.is_empty()),
+            Err(RouteRejection::NoRoom { candidates }) => {
+                prop_assert!(open.is_empty());
+                prop_assert_eq!(candidates.len(), able.len());
+            }
+        }
+    }
+}

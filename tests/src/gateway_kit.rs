@@ -1,0 +1,247 @@
+//! A gateway over scripted instances, driven with `oneshot`: no socket, no process, no wall clock.
+//!
+//! Real parts: the router, parsing, policies, queue, leases, recorder. Scripted: the instances, since a test says when they
+//! speak, fail or fall silent. Memory: all rows, so for tests only.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicI64, Ordering},
+};
+
+use async_trait::async_trait;
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderMap, Request, StatusCode},
+};
+use http_body_util::BodyExt;
+use pipeline::{
+    config::{self, Config},
+    gateway::{
+        Gateway,
+        deps::{Clock, Deps, EventSink, ViewSource},
+        instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
+        metrics::Metrics,
+        routes, with_fallbacks,
+    },
+    ids::{InstanceId, Micros, ProcessEpoch},
+    policy::{ClusterView, EngineView, InstanceView, PrefixHits, ViewMode},
+    rows::{DecisionRow, FaultRow, RequestRow},
+};
+use serde_json::Value;
+use tokio::runtime::Handle;
+use tower::ServiceExt;
+
+pub use crate::speaker::{ByteText, CONTEXT, END_TOKEN, Fault, Speaker};
+
+/// Every row written.
+#[derive(Default)]
+pub struct Rows {
+    pub requests: Mutex<Vec<RequestRow>>,
+    pub decisions: Mutex<Vec<DecisionRow>>,
+    pub faults: Mutex<Vec<FaultRow>>,
+}
+
+#[async_trait]
+impl EventSink for Rows {
+    async fn request(&self, row: RequestRow) {
+        self.requests.lock().unwrap().push(row);
+    }
+    async fn decision(&self, row: DecisionRow) {
+        self.decisions.lock().unwrap().push(row);
+    }
+    async fn fault(&self, row: FaultRow) {
+        self.faults.lock().unwrap().push(row);
+    }
+}
+
+impl Rows {
+    /// Events of all requests in order, as `name` or `name:error code`.
+    pub fn events(&self) -> Vec<String> {
+        let rows = self.requests.lock().unwrap();
+        rows.iter().map(|row| row.event.clone()).collect()
+    }
+}
+
+/// A clock that moves 1 ms at each look, and by hand.
+pub struct StepClock(AtomicI64);
+
+impl StepClock {
+    pub fn advance(&self, us: Micros) {
+        self.0.fetch_add(us, Ordering::SeqCst);
+    }
+}
+
+impl Clock for StepClock {
+    fn now(&self) -> Micros {
+        self.0.fetch_add(1000, Ordering::SeqCst)
+    }
+}
+
+/// Views made of the directory, and of what a test puts in.
+pub struct TestViews {
+    directory: Arc<InstanceDirectory>,
+    pub mode: Mutex<ViewMode>,
+    pub hits: Mutex<PrefixHits>,
+    pub engine: Mutex<Option<EngineView>>,
+}
+
+impl ViewSource for TestViews {
+    fn cluster(&self, now: Micros) -> ClusterView {
+        let view = |entry: &Arc<InstanceEntry>| InstanceView {
+            instance: entry.id,
+            epoch: entry.epoch,
+            model: entry.model.clone(),
+            is_ready: entry.state == InstanceState::Ready,
+            leased_tokens: entry.leases.tokens(),
+            leased_requests: entry.leases.requests(),
+            engine: *self.engine.lock().unwrap(),
+        };
+        let instances = self.directory.load().iter().map(view).collect();
+        ClusterView { mode: *self.mode.lock().unwrap(), as_of: Some(now), instances }
+    }
+
+    fn prefix_hits(&self, _hashes: &[u64], _block_size: usize) -> PrefixHits {
+        self.hits.lock().unwrap().clone()
+    }
+}
+
+/// A gateway and all that it touches.
+pub struct Kit {
+    pub gateway: Arc<Gateway>,
+    pub router: Router,
+    pub directory: Arc<InstanceDirectory>,
+    pub rows: Arc<Rows>,
+    pub views: Arc<TestViews>,
+    pub clock: Arc<StepClock>,
+    pub leases: Vec<Arc<Leases>>,
+}
+
+/// The default configuration.
+pub fn defaults() -> Config {
+    config::load(None, config::Overrides::default()).expect("the defaults are valid")
+}
+
+impl Kit {
+    /// A gateway over these instances, all ready. Must be called on a tokio runtime.
+    pub fn new(config: Config, speakers: Vec<Arc<Speaker>>) -> Self {
+        let directory = Arc::new(InstanceDirectory::default());
+        let leases: Vec<Arc<Leases>> = speakers.iter().map(|_| Arc::default()).collect();
+        let views = Arc::new(TestViews {
+            directory: directory.clone(),
+            mode: Mutex::new(ViewMode::Exact),
+            hits: Mutex::default(),
+            engine: Mutex::new(None),
+        });
+        let (rows, clock) = (Arc::<Rows>::default(), Arc::new(StepClock(AtomicI64::new(1_700_000_000_000_000))));
+        let deps = Deps {
+            config: Arc::new(config),
+            directory: directory.clone(),
+            views: views.clone(),
+            events: rows.clone(),
+            text: Arc::new(ByteText),
+            clock: clock.clone(),
+            metrics: Arc::new(Metrics::default()),
+            text_runtime: Handle::current(),
+        };
+        let gateway = Gateway::new(deps);
+        let router = with_fallbacks(routes(gateway.clone()));
+        let kit = Self { gateway, router, directory, rows, views, clock, leases };
+        for (id, speaker) in speakers.into_iter().enumerate() {
+            kit.put(id as u32, 1, Some(speaker));
+        }
+        kit
+    }
+
+    /// Puts an incarnation into the directory: ready with a client, dead without.
+    pub fn put(&self, id: u32, epoch: u64, speaker: Option<Arc<Speaker>>) {
+        let state = if speaker.is_some() { InstanceState::Ready } else { InstanceState::Dead };
+        self.directory.put(InstanceEntry {
+            id: InstanceId(id),
+            name: format!("w{id}"),
+            epoch: ProcessEpoch(epoch),
+            model: "tiny".into(),
+            state,
+            client: speaker.map(|speaker| speaker as Arc<dyn InstanceClient>),
+            leases: self.leases.get(id as usize).cloned().unwrap_or_default(),
+        });
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.expect("the router does not fail");
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.expect("bodies do not fail").to_bytes();
+        Answer { status: parts.status, headers: parts.headers, text: String::from_utf8_lossy(&bytes).into_owned() }
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(post(path, &body.to_string())).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Body::empty()).expect("a valid request")).await
+    }
+
+    /// Waits until `done` holds; gives up after many looks.
+    pub async fn until(&self, what: &str, done: impl Fn() -> bool) {
+        for _ in 0..20_000 {
+            if done() {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        panic!("never happened: {what}");
+    }
+
+    pub fn leased(&self) -> (u64, u32) {
+        self.leases.iter().fold((0, 0), |(tokens, requests), l| (tokens + l.tokens(), requests + l.requests()))
+    }
+}
+
+/// A JSON request.
+pub fn post(path: &str, body: &str) -> Request<Body> {
+    Request::post(path)
+        .header("content-type", "application/json")
+        .body(Body::from(body.to_string()))
+        .expect("a valid request")
+}
+
+/// A response, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error} in {}", self.text))
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().expect("ASCII"))
+    }
+
+    /// Data of the server-sent events, in order.
+    pub fn events(&self) -> Vec<&str> {
+        self.text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect()
+    }
+
+    /// The events as JSON, without the closing `[DONE]`, which must be there.
+    pub fn chunks(&self) -> Vec<Value> {
+        let mut events = self.events();
+        assert_eq!(events.pop(), Some("[DONE]"), "{}", self.text);
+        events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
+    }
+
+    /// Text of one choice of a streamed answer.
+    pub fn streamed_text(&self, choice: u64) -> String {
+        self.chunks()
+            .iter()
+            .flat_map(|chunk| chunk["choices"].as_array().cloned().unwrap_or_default())
+            .filter(|part| part["index"] == choice)
+            .filter_map(|part| part["delta"]["content"].as_str().or(part["text"].as_str()).map(str::to_string))
+            .collect()
+    }
+}
