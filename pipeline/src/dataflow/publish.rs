@@ -1,0 +1,104 @@
+//! Views become rows of the bus, so that their history is in SQL and in snapshots.
+//!
+//! Cost: O(live atoms + instances + groups) per period. Nothing is published while nothing is live.
+
+use operators::{DistributionRow, Quantiles};
+
+use super::{
+    feed::{Names, tier_name},
+    views::ViewState,
+};
+use crate::{
+    ids::Micros,
+    rows::{AtomLoadRow, InstanceLoadRow, RequestDistributionRow},
+};
+
+/// One period's rows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ViewRows {
+    pub atoms: Vec<AtomLoadRow>,
+    pub instances: Vec<InstanceLoadRow>,
+    pub distribution: Vec<RequestDistributionRow>,
+}
+
+/// The state as rows. `leased`: tokens leased per instance, from the gateway. `epoch_us`: length of an epoch.
+pub fn view_rows(state: &ViewState, names: &Names, leased: &[(u32, u64)], epoch_us: i64) -> ViewRows {
+    let Some(as_of) = state.as_of else { return ViewRows::default() };
+    ViewRows {
+        atoms: state
+            .atoms
+            .iter()
+            .map(|((instance, atom), total)| AtomLoadRow {
+                as_of,
+                instance: *instance,
+                from_tokens: atom * operators::ATOM_TOKENS,
+                to_tokens: (atom + 1) * operators::ATOM_TOKENS,
+                tokens: total.tokens,
+                requests: total.requests,
+            })
+            .collect(),
+        instances: instance_rows(state, leased, as_of),
+        distribution: state.distribution.values().map(|row| distribution_row(row, names, as_of, epoch_us)).collect(),
+    }
+}
+
+fn instance_rows(state: &ViewState, leased: &[(u32, u64)], as_of: Micros) -> Vec<InstanceLoadRow> {
+    let mut instances: Vec<_> = state.instances.values().collect();
+    instances.sort_by_key(|row| row.step.instance);
+    instances
+        .into_iter()
+        .map(|row| {
+            let instance = row.step.instance;
+            let live = state.instance_load.get(&instance).map_or(0, |total| total.tokens.max(0) as u64);
+            InstanceLoadRow {
+                as_of,
+                instance,
+                epoch: row.step.epoch,
+                running: row.step.running,
+                waiting: row.step.waiting,
+                leased_tokens: leased.iter().find(|(id, _)| *id == instance).map_or(0, |(_, tokens)| *tokens),
+                context_tokens: live,
+                queued_prefill_tokens: row.step.queued_prefill_tokens,
+                cached_blocks: state.cached_blocks.get(&instance).map_or(0, |blocks| (*blocks).max(0) as u64),
+                blocks_used: row.step.blocks_used,
+                blocks_total: row.step.blocks_total,
+                prefill_tokens_per_second: row.prefill_tokens_per_s.map(|rate| rate as f64),
+                decode_step_seconds: row.fit.map(|fit| fit.predict_ns(row.step.running.max(1).into(), 0) as f64 / 1e9),
+                // A step older than a second says nothing of the last second.
+                tokens_per_second: Some(if as_of - row.step.at_us > 1_000_000 { 0.0 } else { row.tokens_per_s as f64 }),
+            }
+        })
+        .collect()
+}
+
+fn distribution_row(row: &DistributionRow, names: &Names, as_of: Micros, epoch_us: i64) -> RequestDistributionRow {
+    let parts = |quantiles: Option<Quantiles>, divisor: f64| {
+        let value = |pick: fn(&Quantiles) -> u64| quantiles.as_ref().map(|q| pick(q) as f64 / divisor);
+        [value(|q| q.p50), value(|q| q.p95), value(|q| q.p99)]
+    };
+    let (prompt, output) = (parts(row.prompt, 1.0), parts(row.output, 1.0));
+    let (ttft, itl) = (parts(row.ttft_us, 1e3), parts(row.itl_us, 1e3));
+    RequestDistributionRow {
+        as_of,
+        model: names.name(row.model),
+        tier: tier_name(row.tier).into(),
+        window_seconds: (row.epoch - row.from_epoch + 1) as f64 * epoch_us as f64 / 1e6,
+        arrived: row.arrivals,
+        finished: row.finished,
+        prompt_tokens: row.prompt_tokens,
+        cached_tokens: row.cached_tokens,
+        output_tokens: row.output_tokens,
+        prompt_p50: prompt[0],
+        prompt_p95: prompt[1],
+        prompt_p99: prompt[2],
+        output_p50: output[0],
+        output_p95: output[1],
+        output_p99: output[2],
+        ttft_ms_p50: ttft[0],
+        ttft_ms_p95: ttft[1],
+        ttft_ms_p99: ttft[2],
+        itl_ms_p50: itl[0],
+        itl_ms_p95: itl[1],
+        itl_ms_p99: itl[2],
+    }
+}

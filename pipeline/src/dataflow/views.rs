@@ -1,0 +1,154 @@
+//! What the gateway reads: one consistent state per epoch behind an `ArcSwap`, and the prefix index.
+//!
+//! Invariant: a state holds the changes of all workers up to its epoch and of none after it. Readers take no lock.
+//! Cost: publishing copies the state, O(instances + live atoms + groups) per epoch; reading is one atomic load.
+//! State: bounded by the operators' bounds, plus changes of epochs that not all workers have closed yet.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use arc_swap::ArcSwap;
+use operators::{
+    CacheTrust, DistributionRow, InstanceState, LoadTotal, PrefixIndex, PrefixIndexConfig, Refused, Span, ViewChanges,
+};
+
+use super::feed::Names;
+use crate::ids::Micros;
+
+/// Refused rows kept until somebody takes them; further ones are only counted.
+const REFUSED_MAX: usize = 1024;
+
+/// All views as of one moment.
+#[derive(Debug, Clone, Default)]
+pub struct ViewState {
+    /// Everything that reached the dataflow before this moment is in; `None` before the first epoch closed.
+    pub as_of: Option<Micros>,
+    /// Live load per `(instance, atom)`; no zero entries.
+    pub atoms: BTreeMap<(u32, u32), LoadTotal>,
+    pub instance_load: HashMap<u32, LoadTotal>,
+    pub instances: HashMap<u32, InstanceState>,
+    /// Blocks of the cache index per instance.
+    pub cached_blocks: HashMap<u32, i64>,
+    pub trust: HashMap<u32, CacheTrust>,
+    /// Running distribution per `(model, tier)`.
+    pub distribution: HashMap<(u32, u8), DistributionRow>,
+    /// Rows the operators refused since the start.
+    pub refused: u64,
+}
+
+impl ViewState {
+    /// Some instance's part of the cache index has known gaps.
+    pub fn is_degraded(&self) -> bool {
+        self.trust.values().any(|trust| *trust != CacheTrust::Exact)
+    }
+}
+
+#[derive(Default)]
+struct Building {
+    /// Per worker: changes not applied yet, and the last epoch it closed.
+    waiting: Vec<(VecDeque<ViewChanges>, Option<u64>)>,
+    state: ViewState,
+    refused: Vec<Refused>,
+}
+
+/// See the module.
+pub struct FlowViews {
+    building: Mutex<Building>,
+    state: ArcSwap<ViewState>,
+    prefixes: PrefixIndex,
+    names: Names,
+    /// End of epoch 0, and length of an epoch, in microseconds.
+    origin: Micros,
+    epoch_us: i64,
+}
+
+impl FlowViews {
+    /// `origin`: start of epoch 0.
+    pub(super) fn new(
+        workers: usize,
+        prefixes: PrefixIndexConfig,
+        names: Names,
+        (origin, epoch_us): (Micros, i64),
+    ) -> Self {
+        let building = Building { waiting: vec![(VecDeque::new(), None); workers], ..Building::default() };
+        Self {
+            building: Mutex::new(building),
+            state: ArcSwap::default(),
+            prefixes: PrefixIndex::new(prefixes),
+            names,
+            origin,
+            epoch_us,
+        }
+    }
+
+    pub fn load(&self) -> Arc<ViewState> {
+        self.state.load_full()
+    }
+
+    pub fn prefixes(&self) -> &PrefixIndex {
+        &self.prefixes
+    }
+
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Rows refused since the last call, at most a bounded number of them.
+    pub fn take_refused(&self) -> Vec<Refused> {
+        std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).refused)
+    }
+
+    /// Takes one worker's changes; publishes when all workers are as far.
+    pub(super) fn take(&self, worker: usize, changes: ViewChanges) {
+        let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
+        let (queue, closed) = &mut building.waiting[worker];
+        *closed = Some(changes.epoch);
+        if !changes.is_empty() {
+            queue.push_back(changes);
+        }
+        let Some(complete) = building.waiting.iter().map(|(_, closed)| *closed).min().flatten() else { return };
+        let mut ready = Vec::new();
+        for (queue, _) in &mut building.waiting {
+            while queue.front().is_some_and(|changes| changes.epoch <= complete) {
+                ready.extend(queue.pop_front());
+            }
+        }
+        let as_of = self.origin + (complete as i64 + 1) * self.epoch_us;
+        if building.state.as_of.is_some_and(|old| old >= as_of) && ready.is_empty() {
+            return;
+        }
+        for changes in ready {
+            self.prefixes.apply(&changes.cache);
+            building.apply(changes);
+        }
+        building.state.as_of = Some(as_of);
+        self.state.store(Arc::new(building.state.clone()));
+    }
+}
+
+impl Building {
+    fn apply(&mut self, changes: ViewChanges) {
+        let state = &mut self.state;
+        for (key, total) in changes.atom {
+            if total == LoadTotal::default() {
+                state.atoms.remove(&key);
+            } else {
+                state.atoms.insert(key, total);
+            }
+        }
+        state.instance_load.extend(changes.instance_total);
+        state.instances.extend(changes.instances.into_iter().map(|row| (row.step.instance, row)));
+        for (key, difference) in &changes.cache {
+            *state.cached_blocks.entry(key.instance).or_default() += difference;
+        }
+        state.trust.extend(changes.cache_health.into_iter().map(|health| (health.instance, health.trust)));
+        for row in changes.distribution.into_iter().filter(|row| row.span == Span::Running) {
+            state.distribution.insert((row.model, row.tier), row);
+        }
+        state.refused += changes.refused.iter().map(|refused| refused.rows).sum::<u64>();
+        let room = REFUSED_MAX.saturating_sub(self.refused.len());
+        self.refused.extend(changes.refused.into_iter().take(room));
+    }
+}
