@@ -7,6 +7,9 @@
 //! | `shared_data` | recorded workloads and golden references, where they are present |
 //! | `speaker` | the scripted instances and their model |
 
+// All of this crate is tests: a poisoned lock is a failed test.
+#![allow(clippy::unwrap_used)]
+
 pub mod gateway_kit;
 pub mod repository;
 pub mod shared_data;

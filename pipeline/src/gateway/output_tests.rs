@@ -66,7 +66,7 @@ fn chunks(from: usize, width: usize, held: usize) -> Vec<Chunk> {
             logprobs: tokens.iter().map(|token| TokenLogprob { token: *token, logprob: -1.0, top: vec![] }).collect(),
             text: TEXT[shown..upto].to_string(),
             tokens,
-            finish: is_last.then(|| ChunkFinish {
+            finish: is_last.then_some(ChunkFinish {
                 reason: FinishReason::Stop,
                 prompt_tokens: 1,
                 completion_tokens: 1,

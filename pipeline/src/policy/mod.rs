@@ -39,3 +39,40 @@ pub(crate) fn validate(policy: &config::Policy) -> Result<(), ConfigError> {
 pub(crate) fn test_policy() -> config::Policy {
     config::load(None, config::Overrides::default()).expect("the defaults are valid").policy
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: one wrong value in each policy section.
+    /// Guarantees: the configuration is refused with the key, the value and what would be right.
+    #[test]
+    fn wrong_values_are_named() {
+        let refusal = |change: fn(&mut config::Policy)| {
+            let mut policy = test_policy();
+            change(&mut policy);
+            validate(&policy).expect_err("a wrong value").to_string()
+        };
+        assert!(validate(&test_policy()).is_ok());
+        let lines = [
+            refusal(|policy| policy.tiers.low_tokens_min = 1000),
+            refusal(|policy| policy.tiers.session_hit_min = f64::NAN),
+            refusal(|policy| policy.throttle.queue_seconds_full = 0.0),
+            refusal(|policy| policy.queue.weights.low = 0),
+            refusal(|policy| policy.queue.weights.low = 9),
+            refusal(|policy| policy.queue.aging = std::time::Duration::from_secs(121)),
+            refusal(|policy| policy.route.lease_tokens_max = 0),
+            refusal(|policy| policy.route.default_prefill_tokens_per_second = -1.0),
+        ];
+        expect_test::expect![[r#"
+            policy.tiers.low_tokens_min = 1000: expected more than policy.tiers.high_tokens_max
+            policy.tiers.session_hit_min = NaN: expected a share from 0 to 1
+            policy.throttle.queue_seconds_full = 0: expected more than 0
+            policy.queue.weights = { high = 8, medium = 3, low = 0 }: expected weights from 1 to 1000: no tier may starve
+            policy.queue.weights = { high = 8, medium = 3, low = 9 }: expected high >= medium >= low
+            policy.queue.aging = 121s: expected at most policy.queue.wait_max
+            policy.route.lease_tokens_max = 0: expected at least 1
+            policy.route.default_prefill_tokens_per_second = -1: expected a rate above 0"#]]
+        .assert_eq(&lines.join("\n"));
+    }
+}

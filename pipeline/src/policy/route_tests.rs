@@ -174,7 +174,7 @@ proptest! {
             let e = i.engine.filter(|_| is_usable);
             let rate = e.and_then(|e| e.prefill_tokens_per_second).filter(|r| *r > 0.0).unwrap_or(400.0);
             let seen = e.map_or(0, |e| e.running + e.waiting);
-            let unseen = if i.leased_requests > seen { i.leased_requests - seen } else { 0 };
+            let unseen = i.leased_requests.saturating_sub(seen);
             let ahead = e.map_or(0, |e| e.queued_prefill_tokens) + (u64::from(unseen) * 400).min(i.leased_tokens);
             let cached = if is_usable { hits.tokens_on(i.instance).min(399) } else { 0 };
             (ahead as f64 + 400.0 - f64::from(cached)) / rate + 0.03 * f64::from(e.map_or(0, |e| e.running) + unseen)

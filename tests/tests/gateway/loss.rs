@@ -11,13 +11,13 @@ const CHAT: &str = "/v1/chat/completions";
 
 fn ask(extra: Value) -> Value {
     let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": true, "seed": 3});
-    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
     body
 }
 
 fn faulty(fault: Fault) -> Arc<Speaker> {
     let speaker = Speaker::new("Grüße, Wörld");
-    *speaker.fault.lock().unwrap() = fault;
+    *speaker.fault.lock().expect("not poisoned") = fault;
     Arc::new(speaker)
 }
 
