@@ -17,18 +17,26 @@
 pub mod atom_load;
 pub mod cache_index;
 mod epochs;
+pub mod instance_state;
 pub mod load_total;
 pub mod prefix_index;
 pub mod reference;
 pub mod refused;
+pub mod request_distribution;
 pub mod rows;
+pub mod step_regression;
+pub mod traffic_window;
 
 pub use atom_load::{AtomLoad, AtomLoadConfig, AtomLoads};
 pub use cache_index::{CacheHealth, CacheIndex, CacheIndexConfig, CacheIndexes, CacheKey, CacheTrust};
+pub use instance_state::{InstanceState, InstanceStateConfig, InstanceStates, InstanceStreams};
 pub use load_total::{ATOM_TOKENS, LoadKey, LoadTotal, atom_of};
 pub use prefix_index::{PrefixIndex, PrefixIndexConfig, PrefixMatch};
 pub use refused::{Field, Input, Refusal, Refused};
+pub use request_distribution::{DistributionConfig, DistributionRow, Distributions, RequestDistribution, Span};
 pub use rows::{ArrivedRow, FinishedRow, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
+pub use step_regression::StepFit;
+pub use traffic_window::{Quantiles, RELATIVE_ERROR};
 
 /// Maps keyed by integers. The hashing is fixed, so that a run can be repeated.
 pub(crate) type IntMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::FixedState>;

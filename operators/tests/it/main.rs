@@ -4,4 +4,6 @@
 mod atom_load;
 mod cache_index;
 mod harness;
+mod instance_state;
 mod prefix_index;
+mod request_distribution;
