@@ -66,8 +66,12 @@ struct Held<R> {
 }
 
 impl<R> Held<R> {
-    /// The least epoch that is complete and has rows or a wake-up.
+    /// The least epoch that is complete and has rows or a wake-up. Once the input has ended, wake-ups after the last
+    /// rows are let go: the end of input is not the passing of time.
     fn take_complete(&mut self, frontier: &MutableAntichain<u64>) -> Option<(u64, Rights, Vec<R>)> {
+        if frontier.is_empty() && self.epochs.is_empty() {
+            self.wake = None;
+        }
         let waiting = self.epochs.keys().next().copied();
         let due = self.wake.as_ref().map(|(epoch, _)| *epoch);
         let epoch = match (waiting, due) {

@@ -17,6 +17,7 @@
 pub mod atom_load;
 pub mod cache_index;
 mod epochs;
+pub mod inputs;
 pub mod instance_state;
 pub mod load_total;
 pub mod prefix_index;
@@ -26,9 +27,11 @@ pub mod request_distribution;
 pub mod rows;
 pub mod step_regression;
 pub mod traffic_window;
+pub mod views;
 
 pub use atom_load::{AtomLoad, AtomLoadConfig, AtomLoads};
 pub use cache_index::{CacheHealth, CacheIndex, CacheIndexConfig, CacheIndexes, CacheKey, CacheTrust};
+pub use inputs::{FeedConfig, FeedError, FlowInputs, FlowRows};
 pub use instance_state::{InstanceState, InstanceStateConfig, InstanceStates, InstanceStreams};
 pub use load_total::{ATOM_TOKENS, LoadKey, LoadTotal, atom_of};
 pub use prefix_index::{PrefixIndex, PrefixIndexConfig, PrefixMatch};
@@ -37,6 +40,7 @@ pub use request_distribution::{DistributionConfig, DistributionRow, Distribution
 pub use rows::{ArrivedRow, FinishedRow, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
 pub use step_regression::StepFit;
 pub use traffic_window::{Quantiles, RELATIVE_ERROR};
+pub use views::{FlowConfig, FlowHandles, ViewChanges};
 
 /// Maps keyed by integers. The hashing is fixed, so that a run can be repeated.
 pub(crate) type IntMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::FixedState>;

@@ -79,7 +79,7 @@ impl SlowRequestDistribution {
             self.rows.iter().filter(|(at, _)| *at >= from).map(|(_, row)| row.key()).collect()
         };
         let mut out = Vec::new();
-        if (epoch + 1) % window_epochs == 0 {
+        if (epoch + 1).is_multiple_of(window_epochs) {
             for key in keys(window * window_epochs) {
                 out.push(self.figures(key, (Span::Tumbling, window * window_epochs, epoch)));
             }

@@ -29,7 +29,7 @@ struct Run {
 fn operate(workers: usize, schedule: &Schedule<LoadRow>, config: AtomLoadConfig) -> Run {
     let (totals, refused): (Out<(u64, _)>, Out<(u64, _)>) = Default::default();
     let (to_totals, to_refused) = (totals.clone(), refused.clone());
-    run(workers, schedule, move |rows| {
+    run(workers, schedule, move |rows, _probe| {
         let loads = rows.atom_load(config);
         collect(loads.totals.inner, &to_totals, |(data, epoch, diff)| (*epoch, (*data, *diff as i64)));
         collect(loads.refused, &to_refused, |refused| (refused.epoch, *refused));

@@ -46,7 +46,7 @@ struct Run {
 fn operate(workers: usize, schedule: &Schedule<KvRow>, config: CacheIndexConfig) -> Run {
     let (blocks, health, refused): (Out<(u64, _)>, Out<(u64, _)>, Out<(u64, _)>) = Default::default();
     let (to_blocks, to_health, to_refused) = (blocks.clone(), health.clone(), refused.clone());
-    run(workers, schedule, move |rows| {
+    run(workers, schedule, move |rows, _probe| {
         let index = rows.cache_index(config);
         collect(index.blocks.inner, &to_blocks, |(data, epoch, diff)| (*epoch, (*data, *diff as i64)));
         collect(index.health, &to_health, |health| (health.epoch, *health));

@@ -7,7 +7,7 @@ use std::{
 use proptest::prelude::*;
 use timely::{
     Config, ExchangeData,
-    dataflow::{InputHandleVec, StreamVec, operators::Inspect},
+    dataflow::{InputHandleVec, ProbeHandle, StreamVec, operators::Inspect},
 };
 
 /// Rows by epoch; epochs rise but need not be neighbours.
@@ -45,17 +45,19 @@ pub fn collect<O: Clone + 'static, R: 'static>(
     stream.inspect(move |row| out.lock().unwrap().push(change(row)));
 }
 
-/// Feeds `schedule` to the dataflow that `build` makes, rows spread over `workers` workers, and waits for its end.
+/// Feeds `schedule` to the dataflow that `build` makes, rows spread over `workers` workers, and waits for its end. The
+/// input ends only when what `build` probes has reached the last epoch.
 pub fn run<R, B>(workers: usize, schedule: &Schedule<R>, build: B)
 where
     R: ExchangeData + Clone + Sync,
-    B: Fn(StreamVec<'_, u64, R>) + Send + Sync + 'static,
+    B: Fn(StreamVec<'_, u64, R>, &ProbeHandle<u64>) + Send + Sync + 'static,
 {
     let schedule = schedule.clone();
     let config = if workers == 1 { Config::thread() } else { Config::process(workers) };
     let guards = timely::execute(config, move |worker| {
         let mut input = InputHandleVec::<u64, R>::new();
-        worker.dataflow::<u64, _, _>(|scope| build(input.to_stream(scope)));
+        let probe = ProbeHandle::new();
+        worker.dataflow::<u64, _, _>(|scope| build(input.to_stream(scope), &probe));
         for (epoch, rows) in &schedule {
             input.advance_to(*epoch);
             for row in rows.iter().skip(worker.index()).step_by(worker.peers()) {
@@ -63,6 +65,8 @@ where
             }
             worker.step();
         }
+        let last = schedule.keys().last().copied().unwrap_or(0);
+        worker.step_while(|| probe.less_than(&last));
     })
     .unwrap();
     for result in guards.join() {

@@ -53,7 +53,7 @@ fn operate(
 ) -> (BTreeMap<u64, Vec<InstanceState>>, BTreeMap<u64, Vec<Refused>>) {
     let (rows, refused): (Out<(u64, _)>, Out<(u64, _)>) = Default::default();
     let (to_rows, to_refused) = (rows.clone(), refused.clone());
-    run(workers, schedule, move |steps| {
+    run(workers, schedule, move |steps, _probe| {
         let states = steps.instance_state(config);
         collect(states.rows, &to_rows, |state: &InstanceState| (state.epoch, *state));
         collect(states.refused, &to_refused, |refused: &Refused| (refused.epoch, *refused));

@@ -7,3 +7,4 @@ mod harness;
 mod instance_state;
 mod prefix_index;
 mod request_distribution;
+mod views;

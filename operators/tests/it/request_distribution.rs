@@ -6,6 +6,7 @@ use operators::{
     RequestDistribution, Span, TrafficRow, reference::request_distribution::SlowRequestDistribution,
 };
 use proptest::prelude::*;
+use timely::dataflow::operators::Probe;
 
 use crate::harness::{Out, Schedule, by_epoch, collect, run, schedules};
 
@@ -41,9 +42,9 @@ fn operate(
 ) -> (BTreeMap<u64, Vec<DistributionRow>>, BTreeMap<u64, Vec<Refused>>) {
     let (rows, refused): (Out<(u64, _)>, Out<(u64, _)>) = Default::default();
     let (to_rows, to_refused) = (rows.clone(), refused.clone());
-    run(workers, schedule, move |traffic| {
+    run(workers, schedule, move |traffic, probe| {
         let distribution = traffic.request_distribution(config);
-        collect(distribution.rows, &to_rows, |row: &DistributionRow| (row.epoch, *row));
+        collect(distribution.rows.probe_with(probe), &to_rows, |row: &DistributionRow| (row.epoch, *row));
         collect(distribution.refused, &to_refused, |refused: &Refused| (refused.epoch, *refused));
     });
     (by_epoch(&rows), by_epoch(&refused))
@@ -71,7 +72,9 @@ proptest! {
         schedule in schedules(rows(), 12, 24), window_epochs in 1..5u64, windows in 1..4u64,
     ) {
         let config = DistributionConfig { window_epochs, windows, epoch_us: 100_000, max_keys: 100 };
+        let mut schedule = schedule;
         let end = schedule.keys().last().unwrap() + (windows + 2) * window_epochs;
+        schedule.insert(end + 1, Vec::new());
         for workers in [1, 2] {
             let (mut got, refused) = operate(workers, &schedule, config);
             let mut twin = SlowRequestDistribution::new(config);
@@ -108,7 +111,7 @@ fn arrived(model: u32) -> TrafficRow {
 #[test]
 fn a_silent_group_fades_to_zero_and_is_forgotten() {
     let config = DistributionConfig { window_epochs: 2, windows: 2, epoch_us: 100_000, max_keys: 10 };
-    let (rows, _) = operate(1, &Schedule::from([(4, vec![arrived(1), arrived(1)])]), config);
+    let (rows, _) = operate(1, &Schedule::from([(4, vec![arrived(1), arrived(1)]), (100, vec![])]), config);
     let told: Vec<_> = rows.values().flatten().map(|row| (row.epoch, row.span, row.arrivals)).collect();
     let expected = vec![
         (4, Span::Running, 2),
