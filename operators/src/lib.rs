@@ -1,1 +1,47 @@
-//! stub
+//! The operators of the dataflow: keyed state kept from streams of rows, on timely and differential.
+//!
+//! Entry points: [`views::build`] wires all operators on a worker and hands the changes of each complete epoch to a
+//! callback; the extension traits [`AtomLoad`], [`CacheIndex`], [`RequestDistribution`] and [`InstanceStates`] are the
+//! operators one by one; [`PrefixIndex`] is the concurrent reader side of the cache view.
+//!
+//! Files: `rows` (inputs), `refused` (the error stream), `epochs` (the timely plumbing all operators share), one file
+//! per operator, `inputs` and `views` (assembly), `reference/` (a slow, plain twin of each operator, for tests).
+//!
+//! Invariants: time is a `u64` epoch counter; an operator's state after an epoch is a function of the rows of the epochs
+//! up to it and not of their order within an epoch, so any number of workers gives the same result; bad data is data
+//! (`Refused`), never a panic; every state has a named bound.
+//!
+//! This crate must not know: clocks, environment, threads and channels, Arrow, JSON, the engine, queries or policies.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod atom_load;
+pub mod cache_index;
+mod epochs;
+pub mod inputs;
+pub mod instance_state;
+pub mod load_total;
+pub mod prefix_index;
+pub mod reference;
+pub mod refused;
+pub mod request_distribution;
+pub mod rows;
+pub mod step_regression;
+pub mod traffic_window;
+pub mod views;
+
+pub use atom_load::{AtomLoad, AtomLoadConfig, AtomLoads};
+pub use cache_index::{CacheHealth, CacheIndex, CacheIndexConfig, CacheIndexes, CacheKey, CacheTrust};
+pub use inputs::{FeedConfig, FeedError, FlowInputs, FlowRows};
+pub use instance_state::{InstanceState, InstanceStateConfig, InstanceStates, InstanceStreams};
+pub use load_total::{ATOM_TOKENS, LoadKey, LoadTotal, atom_of};
+pub use prefix_index::{PrefixIndex, PrefixIndexConfig, PrefixMatch};
+pub use refused::{Field, Input, Refusal, Refused};
+pub use request_distribution::{DistributionConfig, DistributionRow, Distributions, RequestDistribution, Span};
+pub use rows::{ArrivedRow, FinishedRow, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
+pub use step_regression::StepFit;
+pub use traffic_window::{Quantiles, RELATIVE_ERROR};
+pub use views::{FlowConfig, FlowHandles, ViewChanges};
+
+/// Maps keyed by integers. The hashing is fixed, so that a run can be repeated.
+pub(crate) type IntMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::FixedState>;
+pub(crate) type IntSet<K> = std::collections::HashSet<K, foldhash::fast::FixedState>;

@@ -1,0 +1,66 @@
+//! Load as a difference: `(tokens, requests)` added up by differential dataflow itself, so that a total costs one
+//! number per key and never a list of requests (B2).
+//!
+//! Invariant: additions commute, and a total is zero exactly when no open request counts in its key.
+//! Cost: O(1) per addition. State: none.
+use differential_dataflow::difference::{Abelian, IsZero, Monoid, Semigroup};
+use serde::{Deserialize, Serialize};
+
+/// Length of an atom, the unit in which the length axis is cut (B2), in tokens.
+pub const ATOM_TOKENS: u32 = 500;
+
+/// The atom in which a request of `tokens` live context counts.
+pub fn atom_of(tokens: u32) -> u32 {
+    tokens / ATOM_TOKENS
+}
+
+/// Live context tokens and open requests; as a difference, a change of both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LoadTotal {
+    pub tokens: i64,
+    pub requests: i64,
+}
+
+impl LoadTotal {
+    /// One request of `tokens`.
+    pub fn one(tokens: u32) -> Self {
+        Self { tokens: tokens.into(), requests: 1 }
+    }
+}
+
+impl IsZero for LoadTotal {
+    fn is_zero(&self) -> bool {
+        self.tokens == 0 && self.requests == 0
+    }
+}
+
+impl Semigroup for LoadTotal {
+    fn plus_equals(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.requests += other.requests;
+    }
+}
+
+impl Monoid for LoadTotal {
+    fn zero() -> Self {
+        Self::default()
+    }
+}
+
+impl Abelian for LoadTotal {
+    fn negate(&mut self) {
+        self.tokens = -self.tokens;
+        self.requests = -self.requests;
+    }
+}
+
+/// What a total is a total of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum LoadKey {
+    /// The requests of one atom on one instance.
+    Cell { instance: u32, atom: u32 },
+    /// The requests of one atom on all instances.
+    Atom(u32),
+    /// All requests on one instance.
+    Instance(u32),
+}

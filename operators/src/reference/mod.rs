@@ -1,0 +1,8 @@
+//! Slow twins: each says in the plainest way what its operator keeps. The judge in tests, never used in serving.
+//!
+//! Invariant: a twin shares no state code with its operator, only row and result types and row checks.
+//! Cost: linear scans and recomputation throughout. State: unbounded except where the bound is what is judged.
+pub mod atom_load;
+pub mod cache_index;
+pub mod instance_state;
+pub mod request_distribution;

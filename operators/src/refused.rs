@@ -1,0 +1,140 @@
+//! What the dataflow would not take, as data: malformed rows, late rows, gaps, fenced rows and full state.
+//!
+//! Invariant: no row makes an operator panic; each row not folded as it stands is reported here or is a plain
+//! duplicate. Cost: at most one `Refused` per input row and one per evicted key. State: none.
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The input a refused row came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Input {
+    Load,
+    Kv,
+    Traffic,
+    Steps,
+}
+
+/// The field of an input row that was out of range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Field {
+    Seq,
+    Tokens,
+    Level,
+    PromptTokens,
+    OutputTokens,
+    CachedTokens,
+    TtftUs,
+    ItlUs,
+    Step,
+    AtUs,
+    PrefillTokens,
+    DecodeTokens,
+    BlocksUsed,
+    BlocksCached,
+    StepUs,
+}
+
+impl Field {
+    /// The name as it stands in the row.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Seq => "seq",
+            Self::Tokens => "tokens",
+            Self::Level => "level",
+            Self::PromptTokens => "prompt_tokens",
+            Self::OutputTokens => "output_tokens",
+            Self::CachedTokens => "cached_tokens",
+            Self::TtftUs => "ttft_us",
+            Self::ItlUs => "itl_us_mean",
+            Self::Step => "step",
+            Self::AtUs => "at_us",
+            Self::PrefillTokens => "prefill_tokens",
+            Self::DecodeTokens => "decode_tokens",
+            Self::BlocksUsed => "blocks_used",
+            Self::BlocksCached => "blocks_cached",
+            Self::StepUs => "step_us",
+        }
+    }
+}
+
+/// Why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Refusal {
+    /// A field outside `least..=most`; the row was dropped.
+    OutOfRange { field: Field, value: u64, least: u64, most: u64 },
+    /// The row came after its epoch had closed; it was counted in epoch `open` instead.
+    Late { open: u64 },
+    /// The row is of a worker process that has been replaced; it was dropped.
+    StaleIncarnation { current: u64, got: u64 },
+    /// KV events were lost: `expected` should have come, `got` came. The row was folded, the instance is degraded.
+    SequenceGap { incarnation: u64, expected: u64, got: u64 },
+    /// `max_open` requests are open: the one open for longest was dropped and its later rows are ignored.
+    OpenRequestsFull { max_open: u64 },
+    /// `max_entries` blocks are indexed: the block was not added, the instance is degraded.
+    EntriesFull { max_entries: u64 },
+    /// `max_instances` instances are known: the one silent for longest was dropped with all it held.
+    InstancesFull { max_instances: u64 },
+    /// `max_keys` groups are known: the rows of this new group were dropped.
+    KeysFull { max_keys: u64 },
+}
+
+/// Rows of one cause in one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Refused {
+    /// The dataflow epoch in which the cause was met.
+    pub epoch: u64,
+    pub input: Input,
+    /// The instance concerned; `None` where the input has none.
+    pub instance: Option<u32>,
+    /// The request (load), the block hash (KV, full index), `model << 8 | tier` (traffic), the step (steps), or 0.
+    pub subject: u64,
+    /// Rows or entries concerned; at least 1.
+    pub rows: u64,
+    pub reason: Refusal,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfRange { field, value, least, most } => {
+                write!(f, "{} is {value}; it must be within {least}..={most}", field.name())
+            }
+            Self::Late { open } => write!(f, "its epoch had closed; counted in epoch {open}"),
+            Self::StaleIncarnation { current, got } => {
+                write!(f, "epoch is {got}, of a replaced worker; rows of epoch {current} or later are taken")
+            }
+            Self::SequenceGap { incarnation, expected, got } => {
+                write!(f, "seq is {got} in worker epoch {incarnation}; {expected} should have come: events were lost")
+            }
+            Self::OpenRequestsFull { max_open } => {
+                write!(f, "max_open = {max_open} requests are open; the oldest was dropped")
+            }
+            Self::EntriesFull { max_entries } => {
+                write!(f, "max_entries = {max_entries} blocks are indexed; this one was not added")
+            }
+            Self::InstancesFull { max_instances } => {
+                write!(f, "max_instances = {max_instances} instances are known; the one silent for longest was dropped")
+            }
+            Self::KeysFull { max_keys } => {
+                write!(f, "max_keys = {max_keys} (model, tier) pairs are known; rows of this new one were dropped")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let input = match self.input {
+            Input::Load => "load",
+            Input::Kv => "kv",
+            Input::Traffic => "traffic",
+            Input::Steps => "steps",
+        };
+        write!(f, "{input} row refused in epoch {} ({} in all, ", self.epoch, self.rows)?;
+        if let Some(instance) = self.instance {
+            write!(f, "instance {instance}, ")?;
+        }
+        write!(f, "subject {}): {}", self.subject, self.reason)
+    }
+}

@@ -1,0 +1,194 @@
+//! The rows that enter the dataflow: one plain struct per input, integer keys only (interned at ingest by the pipeline).
+//!
+//! Invariant: a row that passes `check` can be folded by its operator without overflow or panic.
+//! Cost: `check` is O(1) and allocates nothing. State: none.
+use serde::{Deserialize, Serialize};
+
+use crate::refused::{Field, Refusal};
+
+/// Most tokens one request or one step may state; anything above is a malformed row, not a long prompt.
+pub const MAX_TOKENS: u64 = 1 << 31;
+/// Longest duration a row may state, in microseconds (about 12 days).
+pub const MAX_DURATION_US: u64 = 1 << 40;
+/// KV storage levels are `0..LEVELS`, so that the levels holding one block fit one byte.
+pub const LEVELS: u8 = 8;
+
+/// What happened to a request's live context (B2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum LoadEvent {
+    /// The request was placed on an instance; `tokens` is its prompt.
+    Arrived,
+    /// Decode went on, or the request moved to another instance; `tokens` is the context now.
+    Grew,
+    /// The request is over, however it ended.
+    Finished,
+}
+
+/// One lifecycle event of one request (B2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LoadRow {
+    pub request: u64,
+    /// Orders the events of one request; starts at 1.
+    pub seq: u32,
+    pub instance: u32,
+    /// Live context, in tokens; at most [`MAX_TOKENS`].
+    pub tokens: u32,
+    pub event: LoadEvent,
+}
+
+/// One change of one instance's block store (C4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum KvChange {
+    /// The block is now held at `level`; `tokens` is its length.
+    Stored { hash: u64, parent: Option<u64>, level: u8, tokens: u32 },
+    /// The block is no longer held at `level`.
+    Removed { hash: u64, level: u8 },
+    /// The instance holds nothing any more.
+    Cleared,
+}
+
+/// One KV event of one instance (C4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct KvRow {
+    pub instance: u32,
+    /// Incarnation of the worker process: a higher one fences off all rows of a lower one.
+    pub epoch: u64,
+    /// Counts the events of one incarnation without gaps; starts at 1.
+    pub seq: u64,
+    pub event: KvChange,
+}
+
+/// A request came in (D4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ArrivedRow {
+    pub model: u32,
+    pub tier: u8,
+    pub prompt_tokens: u32,
+    /// Microseconds since the Unix epoch.
+    pub at_us: i64,
+}
+
+/// A request came to its end (D4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct FinishedRow {
+    pub model: u32,
+    pub tier: u8,
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    /// Prompt tokens whose KV was reused; at most `prompt_tokens`.
+    pub cached_tokens: u32,
+    /// Time to first token, microseconds.
+    pub ttft_us: u64,
+    /// Mean gap between two output tokens, microseconds.
+    pub itl_us_mean: u64,
+    /// Microseconds since the Unix epoch.
+    pub at_us: i64,
+}
+
+/// Input of the request distribution: arrivals and ends in one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum TrafficRow {
+    Arrived(ArrivedRow),
+    Finished(FinishedRow),
+}
+
+/// What one engine step reported (B1, D4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct StepRow {
+    pub instance: u32,
+    /// Incarnation of the worker process.
+    pub epoch: u64,
+    /// Counts the steps of one incarnation; starts at 1.
+    pub step: u64,
+    /// End of the step, microseconds since the Unix epoch.
+    pub at_us: i64,
+    /// Sequences in the running batch.
+    pub running: u32,
+    /// Sequences that wait.
+    pub waiting: u32,
+    /// Prompt tokens of admitted and waiting sequences that are not computed yet.
+    pub queued_prefill_tokens: u64,
+    /// Live context over all running sequences, in tokens.
+    pub context_tokens: u64,
+    pub blocks_used: u32,
+    pub blocks_cached: u32,
+    pub blocks_total: u32,
+    /// Prompt tokens computed in this step.
+    pub prefill_tokens: u32,
+    /// Sequences that decoded in this step, one token each.
+    pub decode_tokens: u32,
+    /// Length of the step, microseconds.
+    pub step_us: u64,
+}
+
+fn within(field: Field, value: u64, range: std::ops::RangeInclusive<u64>) -> Result<(), Refusal> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(Refusal::OutOfRange { field, value, least: *range.start(), most: *range.end() })
+}
+
+impl LoadRow {
+    /// # Errors
+    /// Names the field outside its range.
+    pub fn check(&self) -> Result<(), Refusal> {
+        within(Field::Seq, self.seq.into(), 1..=u32::MAX.into())?;
+        within(Field::Tokens, self.tokens.into(), 0..=MAX_TOKENS)
+    }
+}
+
+impl KvRow {
+    /// # Errors
+    /// Names the field outside its range.
+    pub fn check(&self) -> Result<(), Refusal> {
+        // u64::MAX is kept free: the next sequence number must exist.
+        within(Field::Seq, self.seq, 1..=u64::MAX - 1)?;
+        match self.event {
+            KvChange::Stored { level, tokens, .. } => {
+                within(Field::Level, level.into(), 0..=u64::from(LEVELS) - 1)?;
+                within(Field::Tokens, tokens.into(), 1..=MAX_TOKENS)
+            }
+            KvChange::Removed { level, .. } => within(Field::Level, level.into(), 0..=u64::from(LEVELS) - 1),
+            KvChange::Cleared => Ok(()),
+        }
+    }
+}
+
+impl TrafficRow {
+    /// The group the row counts in: `(model, tier)`.
+    pub fn key(&self) -> (u32, u8) {
+        match self {
+            Self::Arrived(row) => (row.model, row.tier),
+            Self::Finished(row) => (row.model, row.tier),
+        }
+    }
+
+    /// # Errors
+    /// Names the field outside its range.
+    pub fn check(&self) -> Result<(), Refusal> {
+        match self {
+            Self::Arrived(row) => within(Field::PromptTokens, row.prompt_tokens.into(), 0..=MAX_TOKENS),
+            Self::Finished(row) => {
+                within(Field::PromptTokens, row.prompt_tokens.into(), 0..=MAX_TOKENS)?;
+                within(Field::OutputTokens, row.output_tokens.into(), 0..=MAX_TOKENS)?;
+                within(Field::CachedTokens, row.cached_tokens.into(), 0..=row.prompt_tokens.into())?;
+                within(Field::TtftUs, row.ttft_us, 0..=MAX_DURATION_US)?;
+                within(Field::ItlUs, row.itl_us_mean, 0..=MAX_DURATION_US)
+            }
+        }
+    }
+}
+
+impl StepRow {
+    /// # Errors
+    /// Names the field outside its range.
+    pub fn check(&self) -> Result<(), Refusal> {
+        within(Field::Step, self.step, 1..=u64::MAX)?;
+        within(Field::AtUs, u64::try_from(self.at_us).unwrap_or(u64::MAX), 0..=i64::MAX as u64)?;
+        within(Field::PrefillTokens, self.prefill_tokens.into(), 0..=MAX_TOKENS)?;
+        within(Field::DecodeTokens, self.decode_tokens.into(), 0..=MAX_TOKENS)?;
+        within(Field::BlocksUsed, self.blocks_used.into(), 0..=self.blocks_total.into())?;
+        within(Field::BlocksCached, self.blocks_cached.into(), 0..=self.blocks_total.into())?;
+        within(Field::StepUs, self.step_us, 0..=MAX_DURATION_US)
+    }
+}

@@ -1,0 +1,246 @@
+//! All operators on one worker, and their changes epoch by epoch.
+//!
+//! Invariant: the callback gets each epoch's changes once, in order, whole as far as this worker's keys go, and only
+//! when all workers have closed the epoch; keys of different workers are disjoint. Each advance of the epoch ends in a
+//! call for the last epoch closed, with or without changes, so that readers can tell "nothing changed" from "nothing
+//! came".
+//! Cost: one sort per epoch of what changed. State: the changes of epochs not yet closed.
+use std::{cell::Cell, collections::BTreeMap, rc::Rc};
+
+use differential_dataflow::VecCollection;
+use timely::{
+    dataflow::{
+        StreamVec,
+        channels::pact::Pipeline,
+        operators::{Concat, generic::builder_rc::OperatorBuilder},
+    },
+    worker::Worker,
+};
+
+use crate::{
+    AtomLoad, AtomLoadConfig, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, DistributionConfig, DistributionRow,
+    InstanceState, InstanceStateConfig, InstanceStates, LoadKey, LoadTotal, Refused, RequestDistribution,
+    inputs::{FeedConfig, FlowInputs},
+    rows::{KvRow, LoadRow, StepRow, TrafficRow},
+};
+
+/// Bounds and windows of everything on a worker.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlowConfig {
+    pub feed: FeedConfig,
+    pub load: AtomLoadConfig,
+    pub cache: CacheIndexConfig,
+    pub distribution: DistributionConfig,
+    pub instances: InstanceStateConfig,
+}
+
+/// The inputs of a dataflow under construction.
+pub struct InputStreams<'scope> {
+    pub load: StreamVec<'scope, u64, LoadRow>,
+    pub kv: StreamVec<'scope, u64, KvRow>,
+    pub traffic: StreamVec<'scope, u64, TrafficRow>,
+    pub steps: StreamVec<'scope, u64, StepRow>,
+    /// Reports of the feeder itself.
+    pub late: StreamVec<'scope, u64, Refused>,
+}
+
+/// The outputs of all operators.
+#[derive(Clone)]
+pub struct ViewStreams<'scope> {
+    pub totals: VecCollection<'scope, u64, (LoadKey, LoadTotal), isize>,
+    pub blocks: VecCollection<'scope, u64, CacheKey, isize>,
+    pub health: StreamVec<'scope, u64, CacheHealth>,
+    pub distribution: StreamVec<'scope, u64, DistributionRow>,
+    pub instances: StreamVec<'scope, u64, InstanceState>,
+    pub refused: StreamVec<'scope, u64, Refused>,
+}
+
+/// What changed in one epoch, for the keys of one worker; each list is sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ViewChanges {
+    /// Everything up to this epoch is complete.
+    pub epoch: u64,
+    /// New total per `(instance, atom)`; zero where nothing is left.
+    pub atom: Vec<((u32, u32), LoadTotal)>,
+    /// New total per atom over all instances.
+    pub atom_total: Vec<(u32, LoadTotal)>,
+    /// New total per instance over all atoms.
+    pub instance_total: Vec<(u32, LoadTotal)>,
+    /// Blocks that came (+1) and went (-1), by `(hash, instance, level)`; feed for `PrefixIndex::apply`.
+    pub cache: Vec<(CacheKey, i64)>,
+    pub cache_health: Vec<CacheHealth>,
+    pub distribution: Vec<DistributionRow>,
+    pub instances: Vec<InstanceState>,
+    pub refused: Vec<Refused>,
+}
+
+impl ViewChanges {
+    /// True if nothing but the epoch changed.
+    pub fn is_empty(&self) -> bool {
+        *self == Self { epoch: self.epoch, ..Self::default() }
+    }
+}
+
+/// What the worker's thread holds while the dataflow lives.
+pub struct FlowHandles {
+    pub inputs: FlowInputs,
+    closed: Closed,
+}
+
+impl FlowHandles {
+    /// The last epoch handed to the callback; `None` before the first.
+    pub fn closed(&self) -> Option<u64> {
+        self.closed.get()
+    }
+}
+
+type Closed = Rc<Cell<Option<u64>>>;
+
+/// Builds the dataflow on a worker; every worker must, in the same order as its other dataflows. `on_changes` gets the
+/// worker's index and each closed epoch's changes, on the worker's thread.
+///
+/// ```
+/// use operators::{FlowConfig, FlowRows, LoadEvent, LoadRow, views};
+///
+/// timely::execute_directly(|worker| {
+///     let mut flow = views::build(worker, &FlowConfig::default(), |_worker, changes| {
+///         println!("as of {}: {} atoms changed", changes.epoch, changes.atom.len());
+///     });
+///     let row = LoadRow { request: 1, instance: 0, seq: 1, tokens: 900, event: LoadEvent::Arrived };
+///     flow.inputs.send(&mut FlowRows { load: vec![row], ..FlowRows::default() }).unwrap();
+///     flow.inputs.advance(1).unwrap();
+///     while flow.closed().is_none() {
+///         worker.step_or_park(None);
+///     }
+///     assert_eq!(flow.closed(), Some(0));
+/// });
+/// ```
+pub fn build(
+    worker: &mut Worker,
+    config: &FlowConfig,
+    on_changes: impl FnMut(usize, ViewChanges) + 'static,
+) -> FlowHandles {
+    let (index, closed) = (worker.index(), Closed::default());
+    let inputs = worker.dataflow_named("Views", |scope| {
+        let (inputs, streams) = FlowInputs::new(scope, config.feed);
+        deliver(wire(streams, config), closed.clone(), (index, on_changes));
+        inputs
+    });
+    FlowHandles { inputs, closed }
+}
+
+/// Puts the operators on the inputs; for dataflows that have more to add.
+pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewStreams<'scope> {
+    let load = inputs.load.atom_load(config.load);
+    let cache = inputs.kv.cache_index(config.cache);
+    let distribution = inputs.traffic.request_distribution(config.distribution);
+    let instances = inputs.steps.instance_state(config.instances);
+    let refused = inputs.late.concat(load.refused).concat(cache.refused);
+    ViewStreams {
+        totals: load.totals,
+        blocks: cache.blocks,
+        health: cache.health,
+        distribution: distribution.rows,
+        instances: instances.rows,
+        refused: refused.concat(distribution.refused).concat(instances.refused),
+    }
+}
+
+/// One epoch in the making.
+#[derive(Default)]
+struct Pending {
+    totals: Vec<(LoadKey, isize, LoadTotal)>,
+    changes: ViewChanges,
+}
+
+impl Pending {
+    fn into_changes(mut self, epoch: u64) -> ViewChanges {
+        self.changes.epoch = epoch;
+        // Per key, the retraction of the old total sorts before the new total; alone, it means that nothing is left.
+        self.totals.sort_unstable();
+        for group in self.totals.chunk_by(|a, b| a.0 == b.0) {
+            let (key, diff, total) = group[group.len() - 1];
+            let total = if diff > 0 { total } else { LoadTotal::default() };
+            match key {
+                LoadKey::Cell { instance, atom } => self.changes.atom.push(((instance, atom), total)),
+                LoadKey::Atom(atom) => self.changes.atom_total.push((atom, total)),
+                LoadKey::Instance(instance) => self.changes.instance_total.push((instance, total)),
+            }
+        }
+        self.changes.cache.sort_unstable();
+        self.changes.cache_health.sort_unstable();
+        self.changes.distribution.sort_unstable();
+        self.changes.instances.sort_unstable();
+        self.changes.refused.sort_unstable();
+        self.changes
+    }
+}
+
+/// All epochs in the making.
+#[derive(Default)]
+struct PendingEpochs(BTreeMap<u64, Pending>);
+
+impl PendingEpochs {
+    fn at(&mut self, epoch: u64) -> &mut Pending {
+        self.0.entry(epoch).or_default()
+    }
+
+    /// Hands out what lies before `upper`, in order; `None` means that nothing more will ever come.
+    fn hand_out(&mut self, upper: Option<u64>, closed: &Closed, mut on_changes: impl FnMut(ViewChanges)) {
+        while let Some(entry) = self.0.first_entry().filter(|entry| upper.is_none_or(|upper| *entry.key() < upper)) {
+            let (epoch, changes) = entry.remove_entry();
+            on_changes(changes.into_changes(epoch));
+            closed.set(Some(epoch));
+        }
+        let Some(last) = upper.and_then(|upper| upper.checked_sub(1)) else { return };
+        if closed.get().is_none_or(|closed| closed < last) {
+            on_changes(ViewChanges { epoch: last, ..ViewChanges::default() });
+            closed.set(Some(last));
+        }
+    }
+}
+
+/// The sink over all outputs.
+fn deliver(
+    streams: ViewStreams<'_>,
+    closed: Closed,
+    (index, mut on_changes): (usize, impl FnMut(usize, ViewChanges) + 'static),
+) {
+    let mut builder = OperatorBuilder::new("Deliver".to_owned(), streams.refused.scope());
+    let mut totals = builder.new_input(streams.totals.inner, Pipeline);
+    let mut blocks = builder.new_input(streams.blocks.inner, Pipeline);
+    let mut health = builder.new_input(streams.health, Pipeline);
+    let mut distribution = builder.new_input(streams.distribution, Pipeline);
+    let mut instances = builder.new_input(streams.instances, Pipeline);
+    let mut refused = builder.new_input(streams.refused, Pipeline);
+    builder.build(move |_no_outputs| {
+        let mut pending = PendingEpochs::default();
+        move |frontiers| {
+            totals.for_each(|_, batch| {
+                batch.drain(..).for_each(|((key, total), epoch, diff)| pending.at(epoch).totals.push((key, diff, total)));
+            });
+            blocks.for_each(|_, batch| {
+                batch.drain(..).for_each(|(key, epoch, diff)| pending.at(epoch).changes.cache.push((key, diff as i64)));
+            });
+            health.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.cache_health.push(row));
+            });
+            distribution.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.distribution.push(row));
+            });
+            instances.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.instances.push(row));
+            });
+            refused.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.refused.push(row));
+            });
+            // While some inputs have ended and others not, the end is under way: what comes before it is not known yet.
+            let ended = frontiers.iter().filter(|frontier| frontier.is_empty()).count();
+            if ended != 0 && ended != frontiers.len() {
+                return;
+            }
+            let upper = frontiers.iter().filter_map(|frontier| frontier.frontier().first().copied()).min();
+            pending.hand_out(upper, &closed, |changes| on_changes(index, changes));
+        }
+    });
+}

@@ -1,0 +1,10 @@
+//! Each operator against its slow twin after every epoch, on one and on two workers; then all of them assembled.
+//!
+//! Invariant: no test looks at a clock; random streams come from proptest, which prints and keeps failing seeds.
+mod atom_load;
+mod cache_index;
+mod harness;
+mod instance_state;
+mod prefix_index;
+mod request_distribution;
+mod views;
