@@ -86,6 +86,7 @@ fn request(id: u64) -> GenerateRequest {
         lane: if id.is_multiple_of(8) { Lane::L1 } else { Lane::L2 },
         deadline: None,
         cache_salt: 0,
+        sampling_offset: 0,
     }
 }
 

@@ -82,6 +82,9 @@ pub struct GenerateRequest {
     pub deadline: Option<Micros>,
     /// Mixed into the first block hash, so that tenants do not share blocks unless they have the same salt (0: shared).
     pub cache_salt: u64,
+    /// How many tokens at the end of the prompt an interrupted run of this request drew (0: none). Draws and penalties go
+    /// on from there, so that a request moved to another engine gives the tokens it would have given.
+    pub sampling_offset: u32,
 }
 
 /// Why the engine would not take a request. Nothing was kept of it.

@@ -53,7 +53,7 @@ pub(crate) struct Sequence {
 impl Sequence {
     /// A sequence that waits. `hashes`: of the prompt's full blocks.
     pub fn new(request: GenerateRequest, arrival: Arrival, submitted: Micros, hashes: Vec<BlockHash>) -> Self {
-        let history = TokenHistory::new(&request.sampling, &request.prompt);
+        let history = TokenHistory::new(&request.sampling, &request.prompt, request.sampling_offset as usize);
         let text = TextStream::new(&request.stop.stop_strings);
         Self {
             request,
@@ -120,7 +120,7 @@ impl Sequence {
     }
 
     pub fn draw(&self) -> Draw<'_> {
-        Draw { params: &self.request.sampling, history: &self.history, index: self.generated.len() }
+        Draw { params: &self.request.sampling, history: &self.history, index: self.request.sampling_offset as usize + self.generated.len() }
     }
 
     /// The planned tokens have their KV now; full blocks get their names.

@@ -22,13 +22,17 @@ pub struct TokenHistory {
 }
 
 impl TokenHistory {
-    /// The history of a sequence that generated nothing yet. Empty and inert if `params` has no penalty.
-    pub fn new(params: &SamplingParams, prompt: &[u32]) -> Self {
+    /// The history of a sequence whose prompt ends in `drawn` tokens of an interrupted run. Empty and inert if `params` has
+    /// no penalty.
+    pub fn new(params: &SamplingParams, prompt: &[u32], drawn: usize) -> Self {
         if params.frequency_penalty == 0.0 && params.presence_penalty == 0.0 && params.repetition_penalty == 1.0 {
             return Self { uses: None };
         }
-        let uses = prompt.iter().map(|token| (*token, TokenUse::default())).collect();
-        Self { uses: Some(uses) }
+        let (given, drawn) = prompt.split_at(prompt.len().saturating_sub(drawn));
+        let uses = given.iter().map(|token| (*token, TokenUse::default())).collect();
+        let mut history = Self { uses: Some(uses) };
+        drawn.iter().for_each(|token| history.record(*token));
+        history
     }
 
     /// Counts a generated token.

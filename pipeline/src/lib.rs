@@ -4,8 +4,10 @@
 //! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `simulation` → `app`.
 //! `ids` and `rows` are plain types below all of them.
 
+pub mod app;
 pub mod bus;
 pub mod config;
+pub mod dataflow;
 pub mod gateway;
 pub mod ids;
 pub mod load;

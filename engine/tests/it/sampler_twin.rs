@@ -116,7 +116,7 @@ fn logits() -> impl Strategy<Value = Vec<f32>> {
 }
 
 fn sample(logits: &[f32], params: &SamplingParams, (prompt, output): (&[u32], &[u32])) -> Result<Sampled, SampleError> {
-    let mut history = TokenHistory::new(params, prompt);
+    let mut history = TokenHistory::new(params, prompt, 0);
     output.iter().for_each(|token| history.record(*token));
     Sampler::default().sample(logits, &Draw { params, history: &history, index: output.len() })
 }

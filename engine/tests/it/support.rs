@@ -72,6 +72,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
         lane: Lane::L2,
         deadline: None,
         cache_salt: 0,
+        sampling_offset: 0,
     }
 }
 
@@ -83,7 +84,7 @@ pub fn prompt(seed: u32, length: usize) -> Vec<u32> {
 /// The tokens a request must give, whatever runs beside it: sampled one by one from logits computed without pages.
 /// Knows stop tokens and `max_tokens`, not stop strings.
 pub fn reference_tokens(request: &GenerateRequest) -> Vec<u32> {
-    let mut history = TokenHistory::new(&request.sampling, &request.prompt);
+    let mut history = TokenHistory::new(&request.sampling, &request.prompt, 0);
     let mut known = request.prompt.to_vec();
     let mut sampler = Sampler::default();
     for index in 0..request.stop.max_tokens as usize {

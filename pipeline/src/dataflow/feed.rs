@@ -71,12 +71,12 @@ impl Feed {
     pub fn take(&mut self, published: &Published, rows: &mut FlowRows) -> Result<(), RowsError> {
         match published.topic {
             Topic::Requests => {
-                for row in rows_of::<RequestRow>(&published.rows)? {
+                for row in rows_of::<RequestRow>(&published.batch)? {
                     self.request(&row, rows);
                 }
             }
-            Topic::EngineSteps => rows.steps.extend(rows_of::<EngineStepRow>(&published.rows)?.iter().map(step)),
-            Topic::KvEvents => rows.kv.extend(rows_of::<KvEventRow>(&published.rows)?.iter().map(kv)),
+            Topic::EngineSteps => rows.steps.extend(rows_of::<EngineStepRow>(&published.batch)?.iter().map(step)),
+            Topic::KvEvents => rows.kv.extend(rows_of::<KvEventRow>(&published.batch)?.iter().map(kv)),
             _ => {}
         }
         Ok(())

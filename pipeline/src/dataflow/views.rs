@@ -141,7 +141,7 @@ impl Building {
         state.instance_load.extend(changes.instance_total);
         state.instances.extend(changes.instances.into_iter().map(|row| (row.step.instance, row)));
         for (key, difference) in &changes.cache {
-            *state.cached_blocks.entry(key.instance).or_default() += difference;
+            *state.cached_blocks.entry(key.1).or_default() += difference;
         }
         state.trust.extend(changes.cache_health.into_iter().map(|health| (health.instance, health.trust)));
         for row in changes.distribution.into_iter().filter(|row| row.span == Span::Running) {

@@ -9,11 +9,11 @@
 use super::trace::{BLOCK_TOKENS, TraceRow};
 
 const WORDS: [&str; 64] = [
-    "time", "people", "water", "day", "part", "place", "work", "number", "sound", "year", "name", "line", "house", "page",
-    "letter", "world", "school", "city", "tree", "night", "light", "food", "land", "home", "hand", "head", "story", "river",
-    "book", "paper", "music", "state", "group", "road", "form", "rain", "point", "plan", "power", "town", "fire", "face",
-    "wood", "stone", "horse", "table", "north", "south", "morning", "ground", "field", "rest", "king", "street", "course",
-    "wind", "moon", "island", "summer", "winter", "ship", "gold", "green", "white",
+    "time", "people", "water", "day", "part", "place", "work", "number", "sound", "year", "name", "line", "house",
+    "page", "letter", "world", "school", "city", "tree", "night", "light", "food", "land", "home", "hand", "head",
+    "story", "river", "book", "paper", "music", "state", "group", "road", "form", "rain", "point", "plan", "power",
+    "town", "fire", "face", "wood", "stone", "horse", "table", "north", "south", "morning", "ground", "field", "rest",
+    "king", "street", "course", "wind", "moon", "island", "summer", "winter", "ship", "gold", "green", "white",
 ];
 
 /// What a row becomes for an endpoint.

@@ -93,8 +93,8 @@ pub fn parse(mut text: impl BufRead, path: &Path, limit: usize) -> Result<Vec<Tr
         let format = match format {
             Some(format) => format,
             None => {
-                let found = format_of(content)
-                    .ok_or(TraceError::Format { path: path.into(), problem: UNKNOWN_FORMAT })?;
+                let found =
+                    format_of(content).ok_or(TraceError::Format { path: path.into(), problem: UNKNOWN_FORMAT })?;
                 format = Some(found);
                 if matches!(found, Format::Azure) {
                     continue;
@@ -180,9 +180,8 @@ fn stamp_us(text: &str) -> Option<u64> {
     let date: Vec<u64> = date.split('-').map(|part| part.parse().ok()).collect::<Option<_>>()?;
     let (clock, fraction) = time.split_once('.').unwrap_or((time, ""));
     let clock: Vec<u64> = clock.split(':').map(|part| part.parse().ok()).collect::<Option<_>>()?;
-    let ([year, month, day], [hour, minute, second]) = (date.try_into().ok()?, clock.try_into().ok()?) else {
-        return None;
-    };
+    let [year, month, day]: [u64; 3] = date.try_into().ok()?;
+    let [hour, minute, second]: [u64; 3] = clock.try_into().ok()?;
     let valid = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
     if !valid || hour > 23 || minute > 59 || second > 60 || fraction.len() > 9 {
         return None;

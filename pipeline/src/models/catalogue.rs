@@ -145,7 +145,8 @@ mod tests {
     /// model's name or the key.
     #[test]
     fn wrong_catalogues_are_refused() {
-        let good = |name: &str| format!("[[model]]\nname = '{name}'\nfile = 'f'\nsha256 = '{}'\nbytes = 1\n", "a".repeat(64));
+        let good =
+            |name: &str| format!("[[model]]\nname = '{name}'\nfile = 'f'\nsha256 = '{}'\nbytes = 1\n", "a".repeat(64));
         assert!(Catalogue::parse(&good("m")).is_ok());
         for (text, word) in [
             (good("m").replace("aaaa", "a"), "64"),

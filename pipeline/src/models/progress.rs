@@ -35,7 +35,8 @@ impl Progress for Bars {
     fn begin(&self, what: &str, bytes: u64) {
         self.end();
         let bar = ProgressBar::new(bytes).with_message(what.to_string());
-        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
+        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        {
             bar.set_style(style);
         }
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar);

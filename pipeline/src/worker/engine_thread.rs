@@ -104,6 +104,7 @@ pub struct Start {
     pub lane: engine::request::Lane,
     pub deadline: Option<engine::Micros>,
     pub cache_salt: u64,
+    pub sampling_offset: u32,
 }
 
 impl From<GenerateCall> for Start {
@@ -115,6 +116,7 @@ impl From<GenerateCall> for Start {
             lane: call.lane,
             deadline: call.deadline,
             cache_salt: call.cache_salt,
+            sampling_offset: call.sampling_offset,
         }
     }
 }
@@ -134,6 +136,7 @@ impl EngineHandle {
             lane: start.lane,
             deadline: start.deadline,
             cache_salt: start.cache_salt,
+            sampling_offset: start.sampling_offset,
         };
         self.commands.send(Submit { request, outputs, reply }).await.map_err(|_| StartError::Stopped)?;
         accepted.await.map_err(|_| StartError::Stopped)??;

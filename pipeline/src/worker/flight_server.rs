@@ -89,31 +89,31 @@ impl Put {
                         return Some(Err(Status::invalid_argument(problem)));
                     }
                 }
-                DecodedPayload::RecordBatch(batch) => return Some(self.publish(&metadata, batch).await),
+                DecodedPayload::RecordBatch(batch) => {
+                    return Some(publish(self.sink.clone(), self.topic, (&metadata, batch)).await);
+                }
             }
         }
     }
+}
 
-    async fn publish(&self, metadata: &[u8], batch: RecordBatch) -> Result<PutResult, Status> {
-        let mark: BatchMark = serde_json::from_slice(metadata).map_err(|error| {
-            Status::invalid_argument(format!(
-                "app_metadata: {error}; expected JSON with producer, epoch and seq on each batch"
-            ))
-        })?;
-        let batch = RecordBatch::try_new(self.topic.schema(), batch.columns().to_vec())
-            .map_err(|error| Status::invalid_argument(format!("batch of `{}`: {error}", self.topic.name())))?;
-        let seq = mark.seq;
-        let remote = RemoteBatch {
-            topic: self.topic,
-            producer: mark.producer,
-            epoch: ProcessEpoch(mark.epoch),
-            seq,
-            batch,
-        };
-        self.sink.publish(remote).await.map_err(|refused| Status::unavailable(refused.to_string()))?;
-        let app_metadata = serde_json::to_vec(&BatchAck { seq }).map_err(|error| Status::internal(error.to_string()))?;
-        Ok(PutResult { app_metadata: app_metadata.into() })
-    }
+async fn publish(
+    sink: Arc<dyn RemoteSink>,
+    topic: Topic,
+    (metadata, batch): (&[u8], RecordBatch),
+) -> Result<PutResult, Status> {
+    let mark: BatchMark = serde_json::from_slice(metadata).map_err(|error| {
+        Status::invalid_argument(format!(
+            "app_metadata: {error}; expected JSON with producer, epoch and seq on each batch"
+        ))
+    })?;
+    let batch = RecordBatch::try_new(topic.schema(), batch.columns().to_vec())
+        .map_err(|error| Status::invalid_argument(format!("batch of `{}`: {error}", topic.name())))?;
+    let seq = mark.seq;
+    let remote = RemoteBatch { topic, producer: mark.producer, epoch: ProcessEpoch(mark.epoch), seq, batch };
+    sink.publish(remote).await.map_err(|refused| Status::unavailable(refused.to_string()))?;
+    let app_metadata = serde_json::to_vec(&BatchAck { seq }).map_err(|error| Status::internal(error.to_string()))?;
+    Ok(PutResult { app_metadata: app_metadata.into() })
 }
 
 /// The topic a stream's first message names.

@@ -90,10 +90,7 @@ impl Drop for InFlight {
 impl Worker for WorkerService {
     type GenerateStream = GenerateStream;
 
-    async fn generate(
-        &self,
-        request: Request<proto::GenerateRequest>,
-    ) -> Result<Response<GenerateStream>, Status> {
+    async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<GenerateStream>, Status> {
         let message = request.into_inner();
         let request_id = message.request_id.clone();
         let start = wire::start_from_proto(message).map_err(|error| Status::invalid_argument(error.to_string()))?;

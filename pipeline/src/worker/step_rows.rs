@@ -140,11 +140,19 @@ mod tests {
         rows.step(10, 5, StepStats::default(), vec![stored(1, None), stored(2, Some(1))]);
         rows.step(20, 5, StepStats::default(), Vec::new());
         let removed = KvEvent::Removed { hash: BlockHash(2), level: Level::L2 };
-        rows.step(30, 7, StepStats { step: 3, ..StepStats::default() }, vec![removed, KvEvent::Cleared, stored(u64::MAX, None)]);
+        rows.step(
+            30,
+            7,
+            StepStats { step: 3, ..StepStats::default() },
+            vec![removed, KvEvent::Cleared, stored(u64::MAX, None)],
+        );
 
         let (steps, events) = &*kept.0.lock().unwrap();
         assert_eq!(events.iter().map(|e| e.seq).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-        assert_eq!(events.iter().map(|e| e.event.as_str()).collect::<Vec<_>>(), ["stored", "stored", "removed", "cleared", "stored"]);
+        assert_eq!(
+            events.iter().map(|e| e.event.as_str()).collect::<Vec<_>>(),
+            ["stored", "stored", "removed", "cleared", "stored"]
+        );
         assert_eq!((events[1].block_hash, events[1].parent_hash, events[1].tokens), (Some(2), Some(1), Some(16)));
         assert_eq!((events[2].level.as_deref(), events[3].block_hash), (Some("L2"), None));
         assert_eq!(events[4].block_hash, Some(u64::MAX));

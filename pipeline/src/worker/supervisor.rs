@@ -199,8 +199,7 @@ impl Keeper {
     /// One process from start to end.
     async fn incarnation(&mut self) -> End {
         self.enter(Phase::bare(InstanceState::Starting, None)).await;
-        let options =
-            WorkerOptions { instance: self.id.0, epoch: self.epoch.0, ..self.config.options.clone() };
+        let options = WorkerOptions { instance: self.id.0, epoch: self.epoch.0, ..self.config.options.clone() };
         let mut child = match Child::spawn(&self.config.command, &options) {
             Ok(child) => child,
             Err(error) => return died(error, Duration::ZERO),

@@ -23,9 +23,7 @@ use arrow::{
     error::ArrowError,
     ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteContext, IpcWriteOptions},
 };
-use arrow_flight::{
-    FlightData, FlightDescriptor, PutResult, SchemaAsIpc, flight_service_client::FlightServiceClient,
-};
+use arrow_flight::{FlightData, FlightDescriptor, PutResult, SchemaAsIpc, flight_service_client::FlightServiceClient};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{Notify, mpsc, watch},
@@ -76,8 +74,8 @@ pub enum BatchError {
 pub fn batch_of<R: Row>(rows: &[R]) -> Result<RecordBatch, BatchError> {
     let topic = R::TOPIC.name();
     let schema = R::TOPIC.schema();
-    let batch = serde_arrow::to_record_batch(schema.fields(), &rows)
-        .map_err(|source| BatchError::Rows { topic, source })?;
+    let batch =
+        serde_arrow::to_record_batch(schema.fields(), &rows).map_err(|source| BatchError::Rows { topic, source })?;
     RecordBatch::try_new(schema, batch.columns().to_vec()).map_err(|source| BatchError::Columns { topic, source })
 }
 
@@ -158,8 +156,7 @@ pub struct Telemetry {
 impl Telemetry {
     /// Starts publishing on the current runtime.
     pub fn start(config: TelemetryConfig) -> (Telemetry, TelemetryOutlet) {
-        let queues =
-            Arc::new(Queues { steps: RowQueue::new(config.queue_rows), kv: RowQueue::new(config.queue_rows) });
+        let queues = Arc::new(Queues { steps: RowQueue::new(config.queue_rows), kv: RowQueue::new(config.queue_rows) });
         let (stop, stopped) = watch::channel(false);
         let (steps, kv) = (queues.clone(), queues.clone());
         let tasks = vec![
@@ -237,11 +234,7 @@ impl Publisher {
     /// Sends one batch until it is acknowledged.
     async fn send<R: Row>(&mut self, batch: RecordBatch) {
         self.seq += 1;
-        let mark = BatchMark {
-            producer: self.config.instance.to_string(),
-            epoch: self.config.epoch.0,
-            seq: self.seq,
-        };
+        let mark = BatchMark { producer: self.config.instance.to_string(), epoch: self.config.epoch.0, seq: self.seq };
         let mut pause = BACKOFF_FIRST;
         loop {
             match self.attempt::<R>(&batch, &mark).await {

@@ -57,6 +57,7 @@ pub fn request_to_proto(call: &GenerateCall) -> proto::GenerateRequest {
         lane: lane.into(),
         deadline_us: call.deadline,
         cache_salt: call.cache_salt,
+        sampling_offset: call.sampling_offset,
     }
 }
 
@@ -82,6 +83,7 @@ pub fn start_from_proto(request: proto::GenerateRequest) -> Result<Start, WireEr
         lane,
         deadline: request.deadline_us,
         cache_salt: request.cache_salt,
+        sampling_offset: request.sampling_offset,
     })
 }
 
@@ -203,12 +205,14 @@ mod tests {
                 seed,
                 logprobs,
             });
-        let stop = (1u32.., proptest::collection::vec(any::<u32>(), 0..4), proptest::collection::vec(".*", 0..4))
-            .prop_map(|(max_tokens, stop_tokens, stop_strings)| StopConditions { max_tokens, stop_tokens, stop_strings });
+        let stop =
+            (1u32.., proptest::collection::vec(any::<u32>(), 0..4), proptest::collection::vec(".*", 0..4)).prop_map(
+                |(max_tokens, stop_tokens, stop_strings)| StopConditions { max_tokens, stop_tokens, stop_strings },
+            );
         let lane = prop_oneof![Just(Lane::L1), Just(Lane::L2), Just(Lane::L3)];
         let prompt = proptest::collection::vec(any::<u32>(), 0..40);
-        (".*", prompt, sampling, stop, lane, proptest::option::of(any::<i64>()), any::<u64>()).prop_map(
-            |(request_id, prompt, sampling, stop, lane, deadline, cache_salt)| GenerateCall {
+        (".*", prompt, sampling, stop, lane, proptest::option::of(any::<i64>()), any::<(u64, u32)>()).prop_map(
+            |(request_id, prompt, sampling, stop, lane, deadline, (cache_salt, sampling_offset))| GenerateCall {
                 request_id,
                 prompt: prompt.into(),
                 sampling,
@@ -216,6 +220,7 @@ mod tests {
                 lane,
                 deadline,
                 cache_salt,
+                sampling_offset,
             },
         )
     }
@@ -275,6 +280,9 @@ mod tests {
         let chunk = chunk_from_proto(message).unwrap();
         assert_eq!((chunk.tokens, chunk.text.as_str(), chunk.logprobs), (vec![7], "é", logprobs));
         let end = chunk.finish.unwrap();
-        assert_eq!((end.reason, end.cached_tokens, end.error.as_deref()), (FinishReason::Failed, 4, Some("runner: no")));
+        assert_eq!(
+            (end.reason, end.cached_tokens, end.error.as_deref()),
+            (FinishReason::Failed, 4, Some("runner: no"))
+        );
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::Mutex;
 
 use arrow::array::{Array, UInt64Array};
-use arrow_flight::{
-    FlightData, FlightDescriptor, SchemaAsIpc, flight_service_client::FlightServiceClient,
-};
+use arrow_flight::{FlightData, FlightDescriptor, SchemaAsIpc, flight_service_client::FlightServiceClient};
 use async_trait::async_trait;
 use queries::schema::Topic;
 
@@ -153,14 +151,17 @@ async fn an_unreachable_bus_costs_rows_not_time() {
 async fn wrong_streams_are_refused() {
     let sink = Arc::new(Kept::default());
     let address = flight(sink.clone()).await;
-    let mut client = FlightServiceClient::connect(format!("http://{address}")).await.unwrap();
+    let mut client = FlightServiceClient::new(
+        tonic::transport::Endpoint::new(format!("http://{address}")).unwrap().connect().await.unwrap(),
+    );
     let schema = |topic: Topic| -> FlightData {
         SchemaAsIpc::new(&topic.schema(), &arrow::ipc::writer::IpcWriteOptions::default()).into()
     };
     let named = |data: FlightData, path: &[&str]| {
         data.with_descriptor(FlightDescriptor::new_path(path.iter().map(|p| p.to_string()).collect()))
     };
-    let batch = arrow_flight::utils::batches_to_flight_data(&Topic::KvEvents.schema(), vec![batch_of(&[kv(1)]).unwrap()]);
+    let batch =
+        arrow_flight::utils::batches_to_flight_data(&Topic::KvEvents.schema(), vec![batch_of(&[kv(1)]).unwrap()]);
     let mut unmarked = batch.unwrap();
     unmarked[0] = named(unmarked[0].clone(), &["kv_events"]);
     for (stream, word) in [

@@ -97,6 +97,7 @@ fn call(prompt: Vec<u32>, max_tokens: u32) -> GenerateCall {
         lane: Lane::L2,
         deadline: None,
         cache_salt: 0,
+        sampling_offset: 0,
     }
 }
 

@@ -1,11 +1,6 @@
 //! The supervisor with real child processes: this test program runs again as the worker.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    sync::Mutex,
-};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Mutex};
 
 use async_trait::async_trait;
 use clap::Parser;
@@ -132,7 +127,10 @@ async fn a_killed_worker_comes_back() {
     let other = directory.get(InstanceId(1)).unwrap().client.clone().unwrap();
     assert_eq!(tokens(&collect(other.generate(call(vec![3], 5)).await.unwrap()).await).len(), 5);
 
-    eventually("the dead one is back", || directory.get(InstanceId(0)).unwrap().epoch > first.epoch && ready(&directory, 2)).await;
+    eventually("the dead one is back", || {
+        directory.get(InstanceId(0)).unwrap().epoch > first.epoch && ready(&directory, 2)
+    })
+    .await;
     let again = directory.get(InstanceId(0)).unwrap();
     assert_eq!(again.leases.tokens(), 0);
     drop(lease);
@@ -168,7 +166,11 @@ async fn repeated_failures_are_visible() {
 /// `dead` with the reason; nothing hangs.
 #[tokio::test]
 async fn workers_that_never_get_ready_are_given_up() {
-    for (body, word) in [("exec sleep 60", "not ready in"), ("echo '{\"address\": 1}'\nexec sleep 60", "ready line"), ("", "cannot start")] {
+    for (body, word) in [
+        ("exec sleep 60", "not ready in"),
+        ("echo '{\"address\": 1}'\nexec sleep 60", "ready line"),
+        ("", "cannot start"),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let (directory, rows) = (Arc::new(InstanceDirectory::default()), Arc::new(Rows::default()));
         let mut command = script(folder.path(), &format!("exec 2>/dev/null\n{body}"));

@@ -4,10 +4,7 @@ use engine::request::FinishReason;
 use futures::StreamExt;
 
 use super::*;
-use crate::{
-    gateway::instances::InstanceClient,
-    worker::client::LocalInstance,
-};
+use crate::{gateway::instances::InstanceClient, worker::client::LocalInstance};
 
 /// Scenario: one request over gRPC and the same one to the engine thread directly. Guarantees: equal tokens and text, all
 /// `max_tokens` of them, one last chunk with the right accounts, then the end.

@@ -1,0 +1,145 @@
+//! The command line. Each command is one function elsewhere; nothing is decided here.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use super::{
+    bench,
+    remote::{self, Format, Server},
+    serve,
+};
+use crate::{
+    config::{self, Overrides},
+    load::{self, LoadOptions},
+    models::{Catalogue, PullRequest, progress, pull},
+    worker::{self, options::WorkerOptions},
+};
+
+/// Keeps large-language-model serving stable and controllable.
+#[derive(Parser)]
+#[command(name = "evenkeel", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the gateway with local workers
+    Serve(ServeArgs),
+    /// Run one worker (started by `serve`)
+    Worker(WorkerOptions),
+    /// Fetch and list model files
+    #[command(subcommand)]
+    Models(Models),
+    /// Ask a running server: evenkeel sql "select event, count(*) from requests group by event"
+    Sql {
+        query: String,
+        #[arg(long, value_enum, default_value = "table")]
+        format: Format,
+        #[command(flatten)]
+        server: Server,
+    },
+    /// Write all tables of a running server at one moment as Arrow and Parquet files
+    Snapshot {
+        /// Folder for the files; must not exist or be empty
+        #[arg(long)]
+        out: PathBuf,
+        #[command(flatten)]
+        server: Server,
+    },
+    /// Play a recorded trace against an OpenAI-compatible endpoint
+    ReplayLoad(LoadOptions),
+    /// Measure, and print what it is compared with
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
+#[derive(clap::Args)]
+struct ServeArgs {
+    /// TOML file with settings that differ from the defaults
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Name in the catalogue, path of a .gguf file, or `simulated`
+    #[arg(long)]
+    model: Option<String>,
+    #[arg(long)]
+    workers: Option<u32>,
+    /// Address of the HTTP side
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+    /// Address for the PostgreSQL wire; this version has no such door and says so
+    #[arg(long)]
+    pg_listen: Option<SocketAddr>,
+    /// Address of Arrow Flight
+    #[arg(long)]
+    flight_listen: Option<SocketAddr>,
+}
+
+#[derive(Subcommand)]
+enum Models {
+    /// Fetch a model, verify its checksum, keep it in the models folder
+    Pull {
+        name: String,
+        /// Take the file from here
+        #[arg(long)]
+        from: Option<PathBuf>,
+    },
+    /// Names that `pull` and `serve --model` know
+    List,
+}
+
+/// Parses and runs; errors are printed as one line with their causes.
+pub fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("evenkeel: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(args) => serve::run(args.load()?),
+        Command::Worker(options) => Ok(worker::process::run(options)?),
+        Command::Models(Models::Pull { name, from }) => {
+            let config = config::load(None, Overrides::default())?;
+            let entry = Catalogue::embedded().find(&name)?;
+            let request = PullRequest { entry, models_dir: &config.model.models_dir, from };
+            println!("{}", pull(&request, progress::for_stderr().as_ref())?.display());
+            Ok(())
+        }
+        Command::Models(Models::List) => {
+            for model in Catalogue::embedded().models() {
+                println!("{}\t{}\t{} bytes", model.name, model.file, model.bytes);
+            }
+            Ok(())
+        }
+        Command::Sql { query, format, server } => remote::sql(&server, &query, format),
+        Command::Snapshot { out, server } => remote::snapshot(&server, &out),
+        Command::ReplayLoad(options) => Ok(load::execute(options)?),
+        Command::Bench(bench) => bench::run(bench),
+    }
+}
+
+impl ServeArgs {
+    fn load(self) -> anyhow::Result<config::Config> {
+        if let Some(address) = self.pg_listen {
+            eprintln!(
+                "evenkeel: --pg-listen {address}: this version does not serve the PostgreSQL wire; use POST /sql"
+            );
+        }
+        let overrides = Overrides::default()
+            .set("model.name", self.model)
+            .set("workers.count", self.workers)
+            .set("server.listen", self.listen)
+            .set("server.data_dir", self.data_dir)
+            .set("server.flight_listen", self.flight_listen);
+        Ok(config::load(self.config.as_deref(), overrides)?)
+    }
+}

@@ -1,0 +1,30 @@
+//! The application: parts put together into the commands of `evenkeel`.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `cli` | the command line |
+//! | `serve` | gateway, bus, dataflow and supervised workers in one process; start and stop in order |
+//! | `glue` | the bus and the views behind the small traits of gateway and workers |
+//! | `text` | tokenizer and chat template of the model served |
+//! | `http` | connections: limits, slow clients, graceful end |
+//! | `sql_routes`, `snapshot_routes` | `POST /sql`, `/snapshots` |
+//! | `live`, `page` | the stream behind the page, and the page |
+//! | `plant_metrics` | metrics of bus, log and dataflow |
+//! | `remote` | `evenkeel sql` and `evenkeel snapshot`: clients of a running server |
+//! | `bench` | `evenkeel bench …` |
+//!
+//! The only module that reads the wall clock for others and starts runtimes: HTTP, text, queries and event ingestion each
+//! have one of their own (DESIGN §7 rule 9).
+
+pub mod bench;
+pub mod cli;
+pub mod glue;
+pub mod http;
+pub mod live;
+pub mod page;
+mod plant_metrics;
+pub mod remote;
+pub mod serve;
+pub mod snapshot_routes;
+pub mod sql_routes;
+pub mod text;

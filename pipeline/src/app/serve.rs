@@ -1,0 +1,335 @@
+//! `evenkeel serve`: gateway, bus, dataflow, policies and supervised workers in one process (DESIGN §6).
+//!
+//! Start: data folder and log → bus → dataflow → Flight door → workers → HTTP. Ports are taken before workers are started,
+//! so that a busy port costs nothing. End, on SIGINT or SIGTERM: HTTP drains → workers drain → bus → dataflow.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use axum::{Router, extract::DefaultBodyLimit};
+use queries::{LiveTables, SqlEngine, SqlLimits, query_runtime};
+use tokio::{
+    net::TcpListener,
+    runtime::{Builder, Runtime},
+    sync::{Mutex, watch},
+};
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use super::{
+    glue::{BusSink, Views, WallClock},
+    http, live, page,
+    snapshot_routes::{self, SnapshotDoor},
+    sql_routes::{self, SqlDoor},
+    text::ModelText,
+};
+use crate::{
+    bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
+    config::{Config, Mode},
+    dataflow::{Dataflow, view_rows},
+    gateway::{
+        Gateway, auth::Keys, deps, deps::Clock as _, instances::InstanceDirectory, metrics::Metrics, routes,
+        with_fallbacks,
+    },
+    ids::Micros,
+    models::{Catalogue, ModelFile, PullRequest, progress, pull, resolve},
+    rows::FaultRow,
+    worker::{
+        child::WorkerCommand,
+        flight_server,
+        supervisor::{ServedModel, Supervisor, SupervisorConfig},
+    },
+};
+
+/// Runs until a signal.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    let config = Arc::new(config);
+    let model = served_model(&config)?;
+    let text = ModelText::load(&model.name, &model.path, config.workers.block_size)
+        .with_context(|| format!("model {} ({})", model.name, model.path))?;
+    let main = Builder::new_multi_thread().thread_name("http").enable_all().build()?;
+    let ingest = Builder::new_multi_thread().worker_threads(1).thread_name("ingest").enable_all().build()?;
+    let text_jobs = Builder::new_multi_thread().worker_threads(1).thread_name("text").build()?;
+    let sql = query_runtime(config.sql.concurrent_max.clamp(1, 4))?;
+    let runtimes = Runtimes { main, ingest, text_jobs, sql };
+    let result = serve(&config, model, text, &runtimes);
+    for runtime in [runtimes.main, runtimes.ingest, runtimes.text_jobs, runtimes.sql] {
+        runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+    result
+}
+
+struct Runtimes {
+    main: Runtime,
+    ingest: Runtime,
+    text_jobs: Runtime,
+    sql: Runtime,
+}
+
+/// The model's name and file; pulls it if it is in the catalogue and not there yet.
+fn served_model(config: &Config) -> anyhow::Result<ServedModel> {
+    if config.model.name == "simulated" {
+        return Ok(ServedModel { name: "simulated".into(), path: "simulated".into() });
+    }
+    match resolve(Catalogue::embedded(), &config.model.name)? {
+        ModelFile::Local { name, path } => Ok(ServedModel { name, path: path.display().to_string() }),
+        ModelFile::Listed(entry) => {
+            let request = PullRequest { entry, models_dir: &config.model.models_dir, from: None };
+            let path = pull(&request, progress::for_stderr().as_ref())?;
+            Ok(ServedModel { name: entry.name.clone(), path: path.display().to_string() })
+        }
+    }
+}
+
+/// What is measured and kept: bus, log, tables, dataflow.
+struct Plant {
+    bus: Bus,
+    guard: BusGuard,
+    tables: Arc<LiveTables>,
+    flow: Option<Dataflow>,
+    views: Arc<Views>,
+    directory: Arc<InstanceDirectory>,
+}
+
+impl Plant {
+    fn start(config: &Config) -> anyhow::Result<Self> {
+        let log = match config.log.mode {
+            Mode::On => Some(LogWriter::open(&config.server.data_dir, &config.log)?),
+            Mode::Off => None,
+        };
+        let tables = Arc::new(LiveTables::new(config.bus.live_rows));
+        let clock: BusClock = Arc::new(|| WallClock.now());
+        let (bus, guard) = Bus::start(&config.bus, log, tables.clone(), clock.clone())?;
+        let flow = match config.dataflow.mode {
+            Mode::On => Some(Dataflow::start(&config.dataflow, &bus, clock)?),
+            Mode::Off => None,
+        };
+        let directory = Arc::new(InstanceDirectory::default());
+        let views = Arc::new(Views {
+            directory: directory.clone(),
+            flow: flow.as_ref().map(Dataflow::views),
+            stale_after_us: config.dataflow.stale_after.as_micros() as Micros,
+        });
+        Ok(Self { bus, guard, tables, flow, views, directory })
+    }
+
+    /// The bus ends first, which ends the dataflow's subscription. Blocks.
+    fn stop(self) {
+        self.guard.stop();
+        if let Some(flow) = self.flow {
+            flow.join();
+        }
+    }
+}
+
+fn serve(config: &Arc<Config>, model: ServedModel, text: ModelText, runtimes: &Runtimes) -> anyhow::Result<()> {
+    let plant = Plant::start(config)?;
+    let served = runtimes.main.block_on(doors(config, (model, text), &plant, runtimes));
+    plant.stop();
+    served
+}
+
+/// Everything between taking the ports and having drained.
+async fn doors(
+    config: &Arc<Config>,
+    (model, text): (ServedModel, ModelText),
+    plant: &Plant,
+    runtimes: &Runtimes,
+) -> anyhow::Result<()> {
+    let listener = http::listen("server.listen", config.server.listen).await?;
+    let flight = http::listen("server.flight_listen", config.server.flight_listen).await?;
+    let (address, flight_address) = (listener.local_addr()?, flight.local_addr()?);
+    let stop = CancellationToken::new();
+    runtimes.ingest.spawn(serve_flight(flight, BusSink(plant.bus.clone()), stop.clone()));
+
+    let vocab = text.vocab_size();
+    let (deps, metrics) = gateway_deps(config, text, plant, runtimes);
+    let gateway = Gateway::new(deps);
+    let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
+    let tasks = [
+        tokio::spawn(tick(gateway.clone())),
+        runtimes.ingest.spawn(live::run(plant.bus.clone(), plant.views.clone(), || WallClock.now(), events)),
+        runtimes.ingest.spawn(publish_views(config.clone(), plant.bus.clone(), plant.views.clone())),
+    ];
+    super::plant_metrics::register(&metrics, plant.bus.clone(), plant.views.clone());
+
+    let mut workers = SupervisorConfig::new(config, model, flight_address, WorkerCommand::own()?);
+    workers.options.simulated_vocab = vocab;
+    workers.options.simulated_context = super::text::SIMULATED_CONTEXT;
+    let supervisor = Supervisor::start(workers, plant.directory.clone(), Arc::new(BusSink(plant.bus.clone())));
+    let router = router(config, gateway, plant, (runtimes, live_events))?;
+    announce(address, flight_address, config);
+    let server = tokio::spawn({
+        let (stop, config) = (stop.clone(), config.server.clone());
+        async move { http::serve(listener, router, &config, stop).await }
+    });
+    signal().await;
+    eprintln!("evenkeel: stopping; running answers may finish for {:?}", config.server.drain_timeout);
+    stop.cancel();
+    server.await?;
+    supervisor.stop().await;
+    tasks.into_iter().for_each(|task| task.abort());
+    Ok(())
+}
+
+fn gateway_deps(
+    config: &Arc<Config>,
+    text: ModelText,
+    plant: &Plant,
+    runtimes: &Runtimes,
+) -> (deps::Deps, Arc<Metrics>) {
+    let metrics = Arc::new(Metrics::default());
+    let deps = deps::Deps {
+        config: config.clone(),
+        directory: plant.directory.clone(),
+        views: plant.views.clone(),
+        events: Arc::new(BusSink(plant.bus.clone())),
+        text: Arc::new(text),
+        clock: Arc::new(WallClock),
+        metrics: metrics.clone(),
+        text_runtime: runtimes.text_jobs.handle().clone(),
+    };
+    (deps, metrics)
+}
+
+fn router(
+    config: &Config,
+    gateway: Arc<Gateway>,
+    plant: &Plant,
+    (runtimes, events): (&Runtimes, watch::Receiver<Arc<str>>),
+) -> anyhow::Result<Router> {
+    let keys = || Keys::new(&config.server.keys);
+    let limits = SqlLimits {
+        timeout: config.sql.timeout,
+        memory_bytes: config.sql.memory_max.as_u64() as usize,
+        rows_max: config.sql.rows_max,
+        statement_bytes_max: config.sql.statement_bytes_max.as_u64() as usize,
+        concurrent_max: config.sql.concurrent_max,
+    };
+    let engine = SqlEngine::new(limits, plant.tables.clone(), runtimes.sql.handle().clone());
+    let snapshots = SnapshotDoor {
+        tables: plant.tables.clone(),
+        bus: plant.bus.clone(),
+        clock: Arc::new(WallClock),
+        folder: snapshot_folder(config),
+        keys: keys(),
+        writing: Mutex::new(()),
+    };
+    let rest = Router::new()
+        .merge(sql_routes::routes(Arc::new(SqlDoor { engine, keys: keys() })))
+        .merge(snapshot_routes::routes(Arc::new(snapshots)))
+        .merge(live::routes(Arc::new(live::LiveDoor { keys: keys(), events })))
+        .merge(page::routes())
+        .layer(DefaultBodyLimit::max(config.server.body_max.as_u64() as usize));
+    let router = with_fallbacks(routes(gateway).merge(rest));
+    if config.server.allow_origins.is_empty() {
+        return Ok(router);
+    }
+    let origins = config.server.allow_origins.iter().map(|origin| origin.parse()).collect::<Result<Vec<_>, _>>();
+    let origins = origins.context("server.allow_origins: expected origins such as \"https://ops.example\"")?;
+    let headers = [axum::http::header::AUTHORIZATION, axum::http::header::CONTENT_TYPE, axum::http::header::ACCEPT];
+    let cors = CorsLayer::new()
+        .allow_origin(AllowOrigin::list(origins))
+        .allow_methods([axum::http::Method::GET, axum::http::Method::POST])
+        .allow_headers(headers);
+    Ok(router.layer(cors))
+}
+
+fn snapshot_folder(config: &Config) -> PathBuf {
+    config.server.data_dir.join("snapshots")
+}
+
+async fn serve_flight(listener: TcpListener, sink: BusSink, stop: CancellationToken) {
+    let service = flight_server::service(Arc::new(sink));
+    let served = tonic::transport::Server::builder()
+        .add_service(service)
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the Flight door ended");
+    }
+}
+
+async fn tick(gateway: Arc<Gateway>) {
+    let mut interval = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        interval.tick().await;
+        gateway.tick().await;
+    }
+}
+
+/// Views as rows, once per period; refused rows and a view that went stale as faults.
+async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
+    use deps::ViewSource;
+    let Some(flow) = views.flow.clone() else { return };
+    let epoch_us = config.dataflow.epoch.as_micros() as i64;
+    let sink = BusSink(bus.clone());
+    let mut interval = tokio::time::interval(config.dataflow.publish_interval);
+    let (mut published, mut mode) = (None, None);
+    loop {
+        interval.tick().await;
+        let (state, now) = (flow.load(), WallClock.now());
+        let is_idle = state.atoms.is_empty()
+            && published.as_ref() == Some(&(state.instances.clone(), state.distribution.clone()));
+        if !is_idle {
+            let leased: Vec<_> = views.directory.load().iter().map(|e| (e.id.0, e.leases.tokens())).collect();
+            let rows = view_rows(&state, flow.names(), &leased, epoch_us);
+            for row in rows.atoms {
+                let _ = bus.publish(row).await;
+            }
+            for row in rows.instances {
+                let _ = bus.publish(row).await;
+            }
+            for row in rows.distribution {
+                let _ = bus.publish(row).await;
+            }
+            published = Some((state.instances.clone(), state.distribution.clone()));
+        }
+        let current = views.cluster(now).mode;
+        if mode.is_some_and(|old| old != current) {
+            let detail = format!(
+                "views are {} (were {})",
+                current.name(),
+                mode.map_or("", |old: crate::policy::ViewMode| old.name())
+            );
+            let row = FaultRow { at: now, component: "dataflow".into(), kind: "view_mode".into(), detail, count: 1 };
+            deps::EventSink::fault(&sink, row).await;
+        }
+        mode = Some(current);
+        for refused in flow.take_refused() {
+            let detail = format!("{:?} row of instance {:?}: {}", refused.input, refused.instance, refused.reason);
+            let row = FaultRow {
+                at: now,
+                component: "dataflow".into(),
+                kind: "refused_row".into(),
+                detail,
+                count: refused.rows,
+            };
+            deps::EventSink::fault(&sink, row).await;
+        }
+    }
+}
+
+fn announce(address: SocketAddr, flight: SocketAddr, config: &Config) {
+    eprintln!("evenkeel: serving {} with {} worker(s)", config.model.name, config.workers.count);
+    eprintln!("  OpenAI API  http://{address}/v1   (ready when http://{address}/ready answers 200)");
+    eprintln!("  dashboard   http://{address}/");
+    eprintln!("  SQL         POST http://{address}/sql      metrics http://{address}/metrics");
+    eprintln!("  telemetry   Arrow Flight on {flight}");
+    eprintln!("  data        {}", config.server.data_dir.display());
+}
+
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminated => {}
+    }
+}

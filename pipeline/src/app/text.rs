@@ -1,0 +1,119 @@
+//! Tokenizer and chat template of the model served, as the gateway wants them.
+//!
+//! The gateway reads the same file as the workers, but only its header: weights stay on disk. Cost: one tokenizer in memory.
+
+use std::path::Path;
+
+use engine::{
+    block_hash::prompt_block_hashes,
+    chat_template::{AddGenerationPrompt, ChatMessage as TemplateMessage, ChatTemplate},
+    model::{
+        config::Config as ModelConfig,
+        gguf::{Gguf, GgufError},
+        tiny::tiny_llama_gguf,
+    },
+    tokenizer::{AddSpecial, ParseSpecial, Tokenizer, TokenizerError},
+};
+
+use crate::gateway::deps::{ChatMessage, TextFault, TextModel};
+
+/// The model file cannot serve text.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    #[error("model file: {0}")]
+    Gguf(#[from] GgufError),
+    #[error("model file: {0}")]
+    Tokenizer(#[from] TokenizerError),
+    #[error("model file: chat template: {0}")]
+    Template(String),
+}
+
+/// See the module.
+pub struct ModelText {
+    name: String,
+    context: usize,
+    block_size: usize,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+}
+
+impl ModelText {
+    /// `path`: a .gguf file, or `simulated` for the test model's byte-level tokenizer.
+    pub fn load(name: &str, path: &str, block_size: usize) -> Result<Self, TextError> {
+        let gguf =
+            if path == "simulated" { Gguf::from_bytes(tiny_llama_gguf(0))? } else { Gguf::open(Path::new(path))? };
+        let tokenizer = Tokenizer::from_gguf(&gguf)?;
+        let special = |key: &str| -> Result<String, GgufError> {
+            let id = gguf.find_count(key)?.and_then(|id| u32::try_from(id).ok());
+            Ok(id.and_then(|id| tokenizer.special_text(id)).unwrap_or_default().to_string())
+        };
+        let (bos, eos) = (special("tokenizer.ggml.bos_token_id")?, special("tokenizer.ggml.eos_token_id")?);
+        let template = gguf
+            .find_text("tokenizer.chat_template")?
+            .map(|source| ChatTemplate::new(source, &bos, &eos))
+            .transpose()
+            .map_err(|error| TextError::Template(error.to_string()))?;
+        let context = if path == "simulated" { SIMULATED_CONTEXT } else { ModelConfig::read(&gguf)?.context };
+        Ok(Self { name: name.into(), context, block_size, tokenizer, template })
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.vocab_size()
+    }
+}
+
+/// Context of the simulated engine, in tokens; its workers are started with the same figure.
+pub const SIMULATED_CONTEXT: usize = 8192;
+
+impl TextModel for ModelText {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn vocab(&self) -> usize {
+        self.tokenizer.vocab_size()
+    }
+
+    fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    fn stop_tokens(&self) -> &[u32] {
+        self.tokenizer.eos_tokens()
+    }
+
+    fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextFault> {
+        self.tokenizer
+            .encode(text, AddSpecial::AsModel, ParseSpecial::Control)
+            .map_err(|error| TextFault::Tokenizer(error.to_string()))
+    }
+
+    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextFault> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            TextFault::Template("the model file has no chat template; use /v1/completions".to_string())
+        })?;
+        let messages: Vec<_> =
+            messages.iter().map(|message| TemplateMessage::text(message.role.name(), &message.content)).collect();
+        template
+            .render(&messages, None, AddGenerationPrompt::Yes)
+            .map_err(|error| TextFault::Template(error.to_string()))
+    }
+
+    fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TextFault> {
+        self.tokenizer
+            .encode(rendered, AddSpecial::Never, ParseSpecial::Control)
+            .map_err(|error| TextFault::Tokenizer(error.to_string()))
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        self.tokenizer.token_bytes(token).to_vec()
+    }
+
+    fn block_hashes(&self, prompt: &[u32], cache_salt: u64) -> Vec<u64> {
+        prompt_block_hashes(prompt, self.block_size, cache_salt).into_iter().map(|hash| hash.0).collect()
+    }
+}
