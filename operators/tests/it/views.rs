@@ -44,9 +44,20 @@ fn rows_of(epoch: u64) -> FlowRows {
         rows.traffic.push(TrafficRow::Arrived(ArrivedRow { model: n as u32 % 2, tier: 1, prompt_tokens, at_us: 1 }));
         let (step, decode_tokens) = (epoch * 2 + 1 + n / 3, 1 + n as u32);
         rows.steps.push(StepRow {
-            instance, epoch: 1, step, at_us: step as i64 * 50_000, running: decode_tokens, waiting: 0,
-            queued_prefill_tokens: 0, context_tokens: 100, blocks_used: 1, blocks_cached: 1, blocks_total: 9,
-            prefill_tokens: 0, decode_tokens, step_us: 5000 + 10 * u64::from(decode_tokens),
+            instance,
+            epoch: 1,
+            step,
+            at_us: step as i64 * 50_000,
+            running: decode_tokens,
+            waiting: 0,
+            queued_prefill_tokens: 0,
+            context_tokens: 100,
+            blocks_used: 1,
+            blocks_cached: 1,
+            blocks_total: 9,
+            prefill_tokens: 0,
+            decode_tokens,
+            step_us: 5000 + 10 * u64::from(decode_tokens),
         });
     }
     rows
@@ -160,8 +171,7 @@ fn all_views_follow_their_twins() {
                 operators::LoadKey::Atom(_) => {}
             }
         }
-        let cells_expected =
-            loads.totals().keys().filter(|key| matches!(key, operators::LoadKey::Cell { .. })).count();
+        let cells_expected = loads.totals().keys().filter(|key| matches!(key, operators::LoadKey::Cell { .. })).count();
         assert_eq!(cells.len(), cells_expected);
     }
 }
@@ -270,8 +280,12 @@ fn driven_from_another_thread() {
     for (epoch, changes) in joined(&delivered) {
         twin.epoch(&rows_of(epoch).load);
         lay(&mut cells, changes.atom);
-        let requests: i64 = twin.totals().iter().filter(|(key, _)| matches!(key, operators::LoadKey::Cell { .. }))
-            .map(|(_, total)| total.requests).sum();
+        let requests: i64 = twin
+            .totals()
+            .iter()
+            .filter(|(key, _)| matches!(key, operators::LoadKey::Cell { .. }))
+            .map(|(_, total)| total.requests)
+            .sum();
         assert_eq!(cells.values().map(|total| total.requests).sum::<i64>(), requests, "epoch {epoch}");
     }
     for worker in 0..2 {
