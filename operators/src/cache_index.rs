@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use differential_dataflow::{AsCollection, Hashable, VecCollection, consolidation::consolidate};
 use serde::{Deserialize, Serialize};
-use timely::dataflow::{StreamVec, operators::vec::Filter, operators::vec::Map};
+use timely::dataflow::{StreamVec, operators::core::OkErr};
 
 use crate::{
     IntMap,
@@ -92,13 +92,9 @@ pub trait CacheIndex<'scope> {
 impl<'scope> CacheIndex<'scope> for StreamVec<'scope, u64, KvRow> {
     fn cache_index(self, config: CacheIndexConfig) -> CacheIndexes<'scope> {
         let (changes, refused) = fold_epochs(self, CacheFold::new(config));
-        let health = changes.clone().filter(|change| matches!(change, CacheChange::Health(_))).flat_map(|change| {
-            let CacheChange::Health(health) = change else { return None };
-            Some(health)
-        });
-        let blocks = changes.flat_map(|change| {
-            let CacheChange::Block(key, epoch, diff) = change else { return None };
-            Some((key, epoch, diff))
+        let (blocks, health) = changes.ok_err::<Vec<_>, _, Vec<_>, _, _>(|change| match change {
+            CacheChange::Block(key, epoch, diff) => Ok((key, epoch, diff)),
+            CacheChange::Health(health) => Err(health),
         });
         CacheIndexes { blocks: blocks.as_collection(), health, refused }
     }
@@ -174,7 +170,7 @@ impl CacheFold {
         }
     }
 
-    /// Adds a block; `false` if it does not fit.
+    /// Adds a block, unless it does not fit.
     fn store(&mut self, key: CacheKey, state: &mut Instance) -> Result<(), Refusal> {
         let (hash, _, level) = key;
         let held = state.blocks.get(&hash).copied().unwrap_or(0);

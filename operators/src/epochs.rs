@@ -107,10 +107,7 @@ pub(crate) fn fold_epochs<'scope, F: EpochFold>(
             input.for_each(|capability, batch| {
                 let Some(epoch) = capability.least().copied() else { return };
                 let entry = held.epochs.entry(epoch).or_insert_with(|| {
-                    let rights = Rights {
-                        out: capability.delayed(&epoch, 0),
-                        refused: capability.delayed(&epoch, 1),
-                    };
+                    let rights = Rights { out: capability.delayed(&epoch, 0), refused: capability.delayed(&epoch, 1) };
                     (rights, Vec::new())
                 });
                 entry.1.append(batch);

@@ -8,12 +8,10 @@
 //! per operator, `inputs` and `views` (assembly), `reference/` (a slow, plain twin of each operator, for tests).
 //!
 //! Invariants: time is a `u64` epoch counter; an operator's state after an epoch is a function of the rows of the epochs
-//! up to it and not of their order within an epoch, so any number of workers gives the same result; bad data is data
-//! (`Refused`), never a panic; every state has a named bound.
+//! up to it and not of their order within an epoch, so any number of workers gives the same result (until a bound is met:
+//! bounds are per worker); bad data is data (`Refused`), never a panic; every state has a named bound.
 //!
 //! This crate must not know: clocks, environment, threads and channels, Arrow, JSON, the engine, queries or policies.
-#![cfg_attr(test, allow(clippy::unwrap_used))]
-
 pub mod atom_load;
 pub mod cache_index;
 mod epochs;

@@ -124,12 +124,7 @@ struct Group {
 
 impl Group {
     fn new(first_epoch: u64) -> Self {
-        Self {
-            first_epoch,
-            current: TrafficWindow::new(),
-            ended: VecDeque::new(),
-            merged: TrafficWindow::new(),
-        }
+        Self { first_epoch, current: TrafficWindow::new(), ended: VecDeque::new(), merged: TrafficWindow::new() }
     }
 
     fn running(&self) -> TrafficWindow {
@@ -253,8 +248,13 @@ impl EpochFold for DistributionFold {
             self.window = epoch / self.config.window_epochs;
         }
         debug_assert_eq!(self.window, epoch / self.config.window_epochs, "each window's end is a wake-up");
-        let refused = |key, rows, reason| {
-            Refused { epoch, input: Input::Traffic, instance: None, subject: subject(key), rows, reason }
+        let refused = |key, rows, reason| Refused {
+            epoch,
+            input: Input::Traffic,
+            instance: None,
+            subject: subject(key),
+            rows,
+            reason,
         };
         rows.retain(|row| {
             let checked = row.check();

@@ -60,14 +60,7 @@ pub(crate) struct StepRegression {
 
 impl StepRegression {
     pub fn new(forgetting: f64) -> Self {
-        Self {
-            forgetting,
-            samples: 0,
-            weight: 0.0,
-            squares: [[0.0; 3]; 3],
-            products: [0.0; 3],
-            prefill: (0.0, 0.0),
-        }
+        Self { forgetting, samples: 0, weight: 0.0, squares: [[0.0; 3]; 3], products: [0.0; 3], prefill: (0.0, 0.0) }
     }
 
     pub fn add(&mut self, row: &StepRow) {

@@ -217,7 +217,9 @@ fn deliver(
         let mut pending = PendingEpochs::default();
         move |frontiers| {
             totals.for_each(|_, batch| {
-                batch.drain(..).for_each(|((key, total), epoch, diff)| pending.at(epoch).totals.push((key, diff, total)));
+                batch
+                    .drain(..)
+                    .for_each(|((key, total), epoch, diff)| pending.at(epoch).totals.push((key, diff, total)));
             });
             blocks.for_each(|_, batch| {
                 batch.drain(..).for_each(|(key, epoch, diff)| pending.at(epoch).changes.cache.push((key, diff as i64)));

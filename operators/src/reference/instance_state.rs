@@ -62,11 +62,13 @@ impl SlowInstanceState {
     }
 
     fn prefill_speed(&self, steps: &[StepRow]) -> Option<u64> {
-        let samples = steps.iter().filter(|step| step.prefill_tokens > 0).filter_map(|step| Some((step, sample(step)?.1)));
+        let samples =
+            steps.iter().filter(|step| step.prefill_tokens > 0).filter_map(|step| Some((step, sample(step)?.1)));
         let samples: Vec<(f64, f64)> = samples.map(|(step, seconds)| (step.prefill_tokens.into(), seconds)).collect();
         let weigh = |at: usize| self.config.forgetting.powi((samples.len() - 1 - at) as i32);
         let squares: f64 = samples.iter().enumerate().map(|(at, (tokens, _))| weigh(at) * tokens * tokens).sum();
-        let products: f64 = samples.iter().enumerate().map(|(at, (tokens, seconds))| weigh(at) * tokens * seconds).sum();
+        let products: f64 =
+            samples.iter().enumerate().map(|(at, (tokens, seconds))| weigh(at) * tokens * seconds).sum();
         (!samples.is_empty()).then(|| (squares / products).round() as u64)
     }
 

@@ -7,7 +7,7 @@ use operators::{
 };
 use proptest::prelude::*;
 
-use crate::harness::{Out, Schedule, apply, by_epoch, collect, run, schedules};
+use crate::harness::{Epochs, Schedule, Timed, apply, by_epoch, collect, run, schedules};
 
 fn rows(requests: u64) -> impl Strategy<Value = LoadRow> {
     let event = prop_oneof![
@@ -17,17 +17,22 @@ fn rows(requests: u64) -> impl Strategy<Value = LoadRow> {
     ];
     let seq = prop_oneof![1 => Just(0u32), 30 => 1..20u32];
     let tokens = prop_oneof![1 => Just(u32::MAX), 30 => 0..2500u32, 5 => 499..502u32];
-    (1..=requests, 0..3u32, seq, tokens, event)
-        .prop_map(|(request, instance, seq, tokens, event)| LoadRow { request, seq, instance, tokens, event })
+    (1..=requests, 0..3u32, seq, tokens, event).prop_map(|(request, instance, seq, tokens, event)| LoadRow {
+        request,
+        seq,
+        instance,
+        tokens,
+        event,
+    })
 }
 
 struct Run {
-    totals: BTreeMap<u64, Vec<((LoadKey, LoadTotal), i64)>>,
-    refused: BTreeMap<u64, Vec<Refused>>,
+    totals: Epochs<((LoadKey, LoadTotal), i64)>,
+    refused: Epochs<Refused>,
 }
 
 fn operate(workers: usize, schedule: &Schedule<LoadRow>, config: AtomLoadConfig) -> Run {
-    let (totals, refused): (Out<(u64, _)>, Out<(u64, _)>) = Default::default();
+    let (totals, refused): (Timed<_>, Timed<_>) = Default::default();
     let (to_totals, to_refused) = (totals.clone(), refused.clone());
     run(workers, schedule, move |rows, _probe| {
         let loads = rows.atom_load(config);
@@ -51,11 +56,9 @@ fn declared(rows: &[LoadRow]) -> BTreeMap<LoadKey, LoadTotal> {
     let mut totals = BTreeMap::<LoadKey, LoadTotal>::new();
     for row in latest.into_values().flatten() {
         let atom = row.tokens / 500;
-        for key in [
-            LoadKey::Cell { instance: row.instance, atom },
-            LoadKey::Atom(atom),
-            LoadKey::Instance(row.instance),
-        ] {
+        for key in
+            [LoadKey::Cell { instance: row.instance, atom }, LoadKey::Atom(atom), LoadKey::Instance(row.instance)]
+        {
             let total = totals.entry(key).or_default();
             *total = LoadTotal { tokens: total.tokens + i64::from(row.tokens), requests: total.requests + 1 };
         }

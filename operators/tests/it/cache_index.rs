@@ -7,7 +7,7 @@ use operators::{
 };
 use proptest::prelude::*;
 
-use crate::harness::{Out, Schedule, apply, by_epoch, collect, run, schedules};
+use crate::harness::{Epochs, Schedule, Timed, apply, by_epoch, collect, run, schedules};
 
 /// Events over few blocks. Sequence numbers are mostly small, so that duplicates, gaps and orderly runs all occur.
 fn rows() -> impl Strategy<Value = KvRow> {
@@ -18,8 +18,7 @@ fn rows() -> impl Strategy<Value = KvRow> {
         1 => Just(KvChange::Stored { hash: 1, parent: Some(0), level: 9, tokens: 16 }),
     ];
     let epoch = prop_oneof![8 => Just(1u64), 2 => Just(2), 1 => Just(3)];
-    (0..3u32, epoch, 0..40u64, event)
-        .prop_map(|(instance, epoch, seq, event)| KvRow { instance, epoch, seq, event })
+    (0..3u32, epoch, 0..40u64, event).prop_map(|(instance, epoch, seq, event)| KvRow { instance, epoch, seq, event })
 }
 
 /// Renumbers most rows so that each instance counts up, as a real producer does.
@@ -38,13 +37,13 @@ fn numbered(mut schedule: Schedule<KvRow>) -> Schedule<KvRow> {
 }
 
 struct Run {
-    blocks: BTreeMap<u64, Vec<(CacheKey, i64)>>,
-    health: BTreeMap<u64, Vec<CacheHealth>>,
-    refused: BTreeMap<u64, Vec<Refused>>,
+    blocks: Epochs<(CacheKey, i64)>,
+    health: Epochs<CacheHealth>,
+    refused: Epochs<Refused>,
 }
 
 fn operate(workers: usize, schedule: &Schedule<KvRow>, config: CacheIndexConfig) -> Run {
-    let (blocks, health, refused): (Out<(u64, _)>, Out<(u64, _)>, Out<(u64, _)>) = Default::default();
+    let (blocks, health, refused): (Timed<_>, Timed<_>, Timed<_>) = Default::default();
     let (to_blocks, to_health, to_refused) = (blocks.clone(), health.clone(), refused.clone());
     run(workers, schedule, move |rows, _probe| {
         let index = rows.cache_index(config);

@@ -34,6 +34,10 @@ pub fn schedules<R: std::fmt::Debug>(
 
 /// Where an operator's output goes.
 pub type Out<O> = Arc<Mutex<Vec<O>>>;
+/// Where output marked with its epoch goes.
+pub type Timed<O> = Out<(u64, O)>;
+/// Output by epoch.
+pub type Epochs<O> = BTreeMap<u64, Vec<O>>;
 
 /// Sends a stream's rows to `out`.
 pub fn collect<O: Clone + 'static, R: 'static>(
@@ -75,8 +79,8 @@ where
 }
 
 /// Splits what a run gave by epoch, each epoch sorted.
-pub fn by_epoch<O: Ord + Clone>(rows: &Out<(u64, O)>) -> BTreeMap<u64, Vec<O>> {
-    let mut epochs = BTreeMap::<u64, Vec<O>>::new();
+pub fn by_epoch<O: Ord + Clone>(rows: &Timed<O>) -> Epochs<O> {
+    let mut epochs = Epochs::<O>::new();
     for (epoch, row) in rows.lock().unwrap().iter() {
         epochs.entry(*epoch).or_default().push(row.clone());
     }

@@ -1,13 +1,11 @@
 //! B1, D4: the state of instances and what their steps teach.
-use std::collections::BTreeMap;
-
 use operators::{
     InstanceState, InstanceStateConfig, InstanceStates, Refusal, Refused, StepRow,
     reference::instance_state::SlowInstanceState,
 };
 use proptest::prelude::*;
 
-use crate::harness::{Out, Schedule, by_epoch, collect, run, schedules};
+use crate::harness::{Epochs, Schedule, Timed, by_epoch, collect, run, schedules};
 
 const CONFIG: InstanceStateConfig = InstanceStateConfig { max_instances: 100, forgetting: 0.9, min_samples: 3 };
 
@@ -50,8 +48,8 @@ fn operate(
     workers: usize,
     schedule: &Schedule<StepRow>,
     config: InstanceStateConfig,
-) -> (BTreeMap<u64, Vec<InstanceState>>, BTreeMap<u64, Vec<Refused>>) {
-    let (rows, refused): (Out<(u64, _)>, Out<(u64, _)>) = Default::default();
+) -> (Epochs<InstanceState>, Epochs<Refused>) {
+    let (rows, refused): (Timed<_>, Timed<_>) = Default::default();
     let (to_rows, to_refused) = (rows.clone(), refused.clone());
     run(workers, schedule, move |steps, _probe| {
         let states = steps.instance_state(config);
@@ -164,11 +162,8 @@ fn a_crowded_second_still_counts_every_token() {
 #[test]
 fn the_silent_instance_makes_room() {
     let config = InstanceStateConfig { max_instances: 2, ..CONFIG };
-    let schedule = Schedule::from([
-        (1, vec![step(1, 1, 1), step(2, 1, 1)]),
-        (2, vec![step(1, 1, 2)]),
-        (3, vec![step(3, 1, 1)]),
-    ]);
+    let schedule =
+        Schedule::from([(1, vec![step(1, 1, 1), step(2, 1, 1)]), (2, vec![step(1, 1, 2)]), (3, vec![step(3, 1, 1)])]);
     let (got, refused) = operate(1, &schedule, config);
     assert_eq!(got[&3][0].step.instance, 3);
     assert_eq!(refused[&3][0].instance, Some(2));

@@ -1,6 +1,4 @@
 //! D4: the request distribution.
-use std::collections::BTreeMap;
-
 use operators::{
     ArrivedRow, DistributionConfig, DistributionRow, FinishedRow, Quantiles, RELATIVE_ERROR, Refusal, Refused,
     RequestDistribution, Span, TrafficRow, reference::request_distribution::SlowRequestDistribution,
@@ -8,7 +6,7 @@ use operators::{
 use proptest::prelude::*;
 use timely::dataflow::operators::Probe;
 
-use crate::harness::{Out, Schedule, by_epoch, collect, run, schedules};
+use crate::harness::{Epochs, Schedule, Timed, by_epoch, collect, run, schedules};
 
 /// Values over the whole range a row may state, small ones often.
 fn tokens() -> impl Strategy<Value = u32> {
@@ -20,15 +18,23 @@ fn micros() -> impl Strategy<Value = u64> {
 }
 
 fn rows() -> impl Strategy<Value = TrafficRow> {
-    let arrived = (0..2u32, 0..2u8, tokens())
-        .prop_map(|(model, tier, prompt_tokens)| TrafficRow::Arrived(ArrivedRow { model, tier, prompt_tokens, at_us: 1 }));
+    let arrived = (0..2u32, 0..2u8, tokens()).prop_map(|(model, tier, prompt_tokens)| {
+        TrafficRow::Arrived(ArrivedRow { model, tier, prompt_tokens, at_us: 1 })
+    });
     let finished = (0..2u32, 0..2u8, (tokens(), tokens(), 0..12u32), (micros(), micros())).prop_map(
         |(model, tier, (prompt_tokens, output_tokens, tenths), (ttft_us, itl_us_mean))| {
             // Eleven tenths of the prompt cached is a malformed row.
             let cached_tokens = (u64::from(prompt_tokens) * u64::from(tenths) / 10) as u32;
             let at_us = 2;
             TrafficRow::Finished(FinishedRow {
-                model, tier, prompt_tokens, output_tokens, cached_tokens, ttft_us, itl_us_mean, at_us,
+                model,
+                tier,
+                prompt_tokens,
+                output_tokens,
+                cached_tokens,
+                ttft_us,
+                itl_us_mean,
+                at_us,
             })
         },
     );
@@ -39,8 +45,8 @@ fn operate(
     workers: usize,
     schedule: &Schedule<TrafficRow>,
     config: DistributionConfig,
-) -> (BTreeMap<u64, Vec<DistributionRow>>, BTreeMap<u64, Vec<Refused>>) {
-    let (rows, refused): (Out<(u64, _)>, Out<(u64, _)>) = Default::default();
+) -> (Epochs<DistributionRow>, Epochs<Refused>) {
+    let (rows, refused): (Timed<_>, Timed<_>) = Default::default();
     let (to_rows, to_refused) = (rows.clone(), refused.clone());
     run(workers, schedule, move |traffic, probe| {
         let distribution = traffic.request_distribution(config);

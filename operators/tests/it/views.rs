@@ -44,9 +44,20 @@ fn rows_of(epoch: u64) -> FlowRows {
         rows.traffic.push(TrafficRow::Arrived(ArrivedRow { model: n as u32 % 2, tier: 1, prompt_tokens, at_us: 1 }));
         let (step, decode_tokens) = (epoch * 2 + 1 + n / 3, 1 + n as u32);
         rows.steps.push(StepRow {
-            instance, epoch: 1, step, at_us: step as i64 * 50_000, running: decode_tokens, waiting: 0,
-            queued_prefill_tokens: 0, context_tokens: 100, blocks_used: 1, blocks_cached: 1, blocks_total: 9,
-            prefill_tokens: 0, decode_tokens, step_us: 5000 + 10 * u64::from(decode_tokens),
+            instance,
+            epoch: 1,
+            step,
+            at_us: step as i64 * 50_000,
+            running: decode_tokens,
+            waiting: 0,
+            queued_prefill_tokens: 0,
+            context_tokens: 100,
+            blocks_used: 1,
+            blocks_cached: 1,
+            blocks_total: 9,
+            prefill_tokens: 0,
+            decode_tokens,
+            step_us: 5000 + 10 * u64::from(decode_tokens),
         });
     }
     rows
@@ -160,9 +171,31 @@ fn all_views_follow_their_twins() {
                 operators::LoadKey::Atom(_) => {}
             }
         }
-        let cells_expected =
-            loads.totals().keys().filter(|key| matches!(key, operators::LoadKey::Cell { .. })).count();
+        let cells_expected = loads.totals().keys().filter(|key| matches!(key, operators::LoadKey::Cell { .. })).count();
         assert_eq!(cells.len(), cells_expected);
+    }
+}
+
+/// Scenario: a lone request arrives, ends, and its instance goes on without load.
+/// Guarantees: what it counted in is told as zero, once, in the epoch of its end.
+#[test]
+fn a_total_that_goes_is_told_as_zero() {
+    let delivered = run(2, |worker, delivered| {
+        let mut flow = build(worker, &FlowConfig::default(), delivered);
+        let events = [load(4, 1, 700), LoadRow { event: LoadEvent::Finished, ..load(4, 2, 700) }];
+        for (epoch, row) in events.into_iter().enumerate() {
+            if worker.index() == epoch {
+                flow.inputs.send(&mut FlowRows { load: vec![row], ..FlowRows::default() }).unwrap();
+            }
+            flow.inputs.advance(epoch as u64 + 1).unwrap();
+        }
+    });
+    let epochs = joined(&delivered);
+    let (one, none) = (LoadTotal { tokens: 700, requests: 1 }, LoadTotal::default());
+    for (epoch, total) in [(0, one), (1, none)] {
+        let changes = &epochs[&epoch];
+        assert_eq!(changes.atom, vec![((1, 1), total)]);
+        assert_eq!((&changes.atom_total, &changes.instance_total), (&vec![(1, total)], &vec![(1, total)]));
     }
 }
 
@@ -206,7 +239,7 @@ fn the_feeder_keeps_time_and_bounds() {
         assert_eq!(flow.inputs.advance(4), Err(FeedError::Backward { epoch: 4, open: 5 }));
         flow.inputs.advance(6).unwrap();
         assert_eq!(flow.inputs.open_rows(), 1);
-        flow.inputs.send(&mut far).unwrap();
+        flow.inputs.send_at(6, &mut far).unwrap();
         flow.inputs.advance(9).unwrap();
     });
     let changed: Vec<_> = delivered.iter().filter(|(_, changes)| !changes.is_empty()).map(|(_, c)| c).collect();
@@ -214,6 +247,7 @@ fn the_feeder_keeps_time_and_bounds() {
     assert_eq!(totals, vec![(5, 1), (6, 3), (8, 4)]);
     let late = &changed[0].refused[0];
     assert_eq!((late.input, late.subject, late.rows, late.reason), (Input::Load, 3, 1, Refusal::Late { open: 5 }));
+    assert!(changed[1..].iter().all(|changes| changes.refused.is_empty()), "only the late row is reported");
     let told = "load row refused in epoch 5 (1 in all, subject 3): its epoch had closed; counted in epoch 5";
     assert_eq!(late.to_string(), told);
 }
@@ -270,8 +304,12 @@ fn driven_from_another_thread() {
     for (epoch, changes) in joined(&delivered) {
         twin.epoch(&rows_of(epoch).load);
         lay(&mut cells, changes.atom);
-        let requests: i64 = twin.totals().iter().filter(|(key, _)| matches!(key, operators::LoadKey::Cell { .. }))
-            .map(|(_, total)| total.requests).sum();
+        let requests: i64 = twin
+            .totals()
+            .iter()
+            .filter(|(key, _)| matches!(key, operators::LoadKey::Cell { .. }))
+            .map(|(_, total)| total.requests)
+            .sum();
         assert_eq!(cells.values().map(|total| total.requests).sum::<i64>(), requests, "epoch {epoch}");
     }
     for worker in 0..2 {
