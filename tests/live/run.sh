@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Tests against a running server: `evenkeel serve` with the default model on free ports and an empty data folder.
+# Needs EVENKEEL_BIN; EVENKEEL_VENV is where the Python tools are installed. Closes with `N passed, N failed, N skipped`.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+: "${EVENKEEL_BIN:?path of the evenkeel binary}"
+venv="${EVENKEEL_VENV:-$PWD/.venv}"
+work=$(mktemp -d)
+passed=0 failed=0 skipped=0
+server=
+finish() {
+  [ -n "$server" ] && kill "$server" 2>/dev/null && wait "$server" 2>/dev/null
+  rm -rf "$work"
+}
+trap finish EXIT
+
+check() { # check NAME COMMAND…
+  local name=$1
+  shift
+  echo "--- $name"
+  if "$@"; then passed=$((passed + 1)); else
+    failed=$((failed + 1))
+    echo "FAILED $name"
+  fi
+}
+
+if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pyarrow, polars, duckdb' 2>/dev/null; then
+  echo "installing Python tools (once) into $venv"
+  python3 -m venv "$venv" && "$venv/bin/pip" install -q -r tests/python/requirements.txt || exit 1
+fi
+
+port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+export EVENKEEL_URL="http://127.0.0.1:$(port)"
+"$EVENKEEL_BIN" serve --listen "${EVENKEEL_URL#http://}" --flight-listen "127.0.0.1:$(port)" --data-dir "$work/data" \
+  >"$work/serve.log" 2>&1 &
+server=$!
+for _ in $(seq 120); do
+  curl -fsS -o /dev/null "$EVENKEEL_URL/ready" 2>/dev/null && break
+  kill -0 "$server" 2>/dev/null || break
+  sleep 1
+done
+if ! curl -fsS "$EVENKEEL_URL/ready"; then
+  echo "the server did not get ready:"
+  tail -n 40 "$work/serve.log"
+  exit 1
+fi
+echo
+
+check "official OpenAI client" "$venv/bin/python" tests/python/openai_client.py
+check "SQL from the command line" "$EVENKEEL_BIN" sql "select event, count(*) as n from requests group by event order by n desc"
+check "snapshot" "$EVENKEEL_BIN" snapshot --out "$work/snapshot"
+check "snapshot in pyarrow, polars and DuckDB" "$venv/bin/python" tests/python/snapshot_tools.py "$work/snapshot"
+chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
+if [ -n "$chromium" ]; then
+  check "page in headless Chromium" env CHROMIUM="$chromium" node dashboards/web/tests/page.mjs "${EVENKEEL_SCREENSHOTS:-$work/pages}"
+else
+  skipped=$((skipped + 1))
+  echo "SKIPPED (no Chromium: install it, or set CHROMIUM)"
+fi
+check "stops on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
+[ "$failed" = 0 ] || tail -n 40 "$work/serve.log"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
