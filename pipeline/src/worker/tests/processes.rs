@@ -62,14 +62,15 @@ fn script(folder: &Path, body: &str) -> WorkerCommand {
     WorkerCommand { program, leading: vec!["worker".into()] }
 }
 
-/// This program as a worker; the shell only moves the arguments past the test harness.
+/// This program as a worker; the shell only moves the arguments past the test harness. Two test threads: with one the
+/// harness writes the test's name first, on the line where the ready line would begin.
 fn real_worker(folder: &Path) -> WorkerCommand {
     let program = std::env::current_exe().unwrap();
     let test = "worker::tests::processes::worker_child";
     script(
         folder,
         &format!(
-            "shift\nexport {ARGUMENTS}=\"$*\"\nexec '{}' --exact {test} --ignored --nocapture --test-threads=1",
+            "shift\nexport {ARGUMENTS}=\"$*\"\nexec '{}' --exact {test} --ignored --nocapture --test-threads=2",
             program.display()
         ),
     )
@@ -113,7 +114,7 @@ async fn a_killed_worker_comes_back() {
     let folder = tempfile::tempdir().unwrap();
     let (directory, rows) = (Arc::new(InstanceDirectory::default()), Arc::new(Rows::default()));
     let supervisor = Supervisor::start(config(real_worker(folder.path()), 2), directory.clone(), rows.clone());
-    eventually("both are ready", || ready(&directory, 2)).await;
+    eventually("both are ready", || ready(&directory, 2) && rows.details("ready").len() == 2).await;
 
     let first = directory.get(InstanceId(0)).unwrap();
     let lease = first.leases.reserve(100, 1000).unwrap();
@@ -128,7 +129,8 @@ async fn a_killed_worker_comes_back() {
     assert_eq!(tokens(&collect(other.generate(call(vec![3], 5)).await.unwrap()).await).len(), 5);
 
     eventually("the dead one is back", || {
-        directory.get(InstanceId(0)).unwrap().epoch > first.epoch && ready(&directory, 2)
+        let entry = directory.get(InstanceId(0)).unwrap();
+        entry.epoch > first.epoch && ready(&directory, 2) && rows.details("ready").len() == 3
     })
     .await;
     let again = directory.get(InstanceId(0)).unwrap();

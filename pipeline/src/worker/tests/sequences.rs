@@ -60,7 +60,7 @@ async fn a_full_queue_is_busy() {
     let worker = served(&options(1.0)).await;
     let (mut streams, mut busy) = (Vec::new(), 0);
     for number in 0..40 {
-        match worker.client.generate(call(vec![number], 8)).await {
+        match worker.client.generate(call(vec![number], 100)).await {
             Ok(stream) => streams.push(stream),
             Err(InstanceError::Busy(_)) => busy += 1,
             Err(other) => panic!("{other:?}"),
@@ -68,7 +68,7 @@ async fn a_full_queue_is_busy() {
     }
     assert!(busy > 0 && streams.len() >= 8, "{busy} busy, {} accepted", streams.len());
     for stream in streams {
-        assert_eq!(tokens(&collect(stream).await).len(), 8);
+        assert_eq!(tokens(&collect(stream).await).len(), 100);
     }
 }
 
