@@ -1,4 +1,8 @@
 //! Cross-crate tests, one binary (each further one would link DataFusion again).
+#![allow(clippy::unwrap_used)]
 
+mod gateway;
 mod layering;
+mod models;
+mod replay_load;
 mod tidy;

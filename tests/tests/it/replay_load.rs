@@ -1,10 +1,6 @@
 //! `replay-load`: traces are read right, and what it reports is what an endpoint did (SPEC D4).
 
-// Everything here is a test or a helper of one.
-#![allow(clippy::unwrap_used)]
-
 use std::{
-    env,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -74,12 +70,7 @@ fn broken_traces_are_explained() {
 /// Scenario: the recorded traces, compressed. Guarantees: all rows parse; counts are those of their description.
 #[test]
 fn recorded_traces_parse() {
-    let root = env::var_os("EVENKEEL_DATA").map(PathBuf::from);
-    let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"));
-    if !root.join("mooncake").is_dir() {
-        println!("SKIPPED (no recorded data)");
-        return;
-    }
+    let Some(root) = tests::shared_data::find("data") else { return };
     for (file, count) in [
         ("mooncake/conversation_trace.jsonl.zst", 12_031),
         ("mooncake/synthetic_trace.jsonl.zst", 3_993),

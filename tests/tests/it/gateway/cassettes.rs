@@ -12,14 +12,7 @@ const THEIRS: &[&str] = &["obfuscation"];
 
 /// The folder of recordings, or why the test cannot run.
 fn folder() -> Option<PathBuf> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-    let home = std::env::var_os("EVENKEEL_DATA").map_or(root, PathBuf::from);
-    let folder = ["data/openai-streams/cassettes", "openai-streams/cassettes"].map(|path| home.join(path));
-    let found = folder.into_iter().find(|path| path.is_dir());
-    if found.is_none() {
-        println!("SKIPPED (no recordings: set EVENKEEL_DATA to the folder of shared data)");
-    }
-    found
+    tests::shared_data::find("data/openai-streams/cassettes")
 }
 
 /// The body of the recorded response.

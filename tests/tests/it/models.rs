@@ -1,8 +1,5 @@
 //! Pulling model files: verified, atomic, safe when two do it, clear when nothing works (SPEC A6).
 
-// Everything here is a test or a helper of one.
-#![allow(clippy::unwrap_used)]
-
 use std::{fs, path::Path, thread, time::Duration};
 
 use pipeline::models::{
