@@ -5,6 +5,7 @@
 //! | `gateway_kit` | a gateway over scripted instances, driven with `oneshot` |
 //! | `repository` | the source tree, for the tests that hold house rules |
 //! | `shared_data` | recorded workloads and golden references, where they are present |
+//! | `server` | a real server process with the small test model |
 //! | `speaker` | the scripted instances and their model |
 
 // All of this crate is tests: a poisoned lock is a failed test.
@@ -12,5 +13,6 @@
 
 pub mod gateway_kit;
 pub mod repository;
+pub mod server;
 pub mod shared_data;
 pub mod speaker;

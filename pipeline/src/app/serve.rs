@@ -287,7 +287,9 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
             published = Some((state.instances.clone(), state.distribution.clone()));
         }
         let current = views.cluster(now).mode;
-        if mode.is_some_and(|old| old != current) {
+        // Until the first epoch has closed there is no view that could have gone stale.
+        let has_views = published.is_some() || state.as_of.is_some();
+        if has_views && mode.is_some_and(|old| old != current) {
             let detail = format!(
                 "views are {} (were {})",
                 current.name(),
@@ -296,7 +298,7 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
             let row = FaultRow { at: now, component: "dataflow".into(), kind: "view_mode".into(), detail, count: 1 };
             deps::EventSink::fault(&sink, row).await;
         }
-        mode = Some(current);
+        mode = has_views.then_some(current);
         for refused in flow.take_refused() {
             let detail = format!("{:?} row of instance {:?}: {}", refused.input, refused.instance, refused.reason);
             let row = FaultRow {

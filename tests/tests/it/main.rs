@@ -4,5 +4,6 @@
 mod gateway;
 mod layering;
 mod models;
+mod process;
 mod replay_load;
 mod tidy;

@@ -1,10 +1,37 @@
 //! `evenkeel bench …`: each compares with a peer or the machine's limit in one run and ends with one line of JSON.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `gateway` | what the gateway adds to a call of a worker, in time and CPU |
+//! | `dataflow` | events absorbed a second against a plain program; time from an event to the view |
+//! | `engine` | tokens a second against llama.cpp on the same file, and against the memory's speed |
+//! | `figures` | medians, percentiles, CPU time of a process |
+//!
+//! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name. Cost and
+//! state: a bench keeps one number per request or event measured. Nothing here is used by serving code.
+
+mod dataflow;
+mod engine;
+mod figures;
+mod gateway;
 
 use clap::Subcommand;
 
 #[derive(Subcommand)]
-pub enum Bench {}
+pub enum Bench {
+    /// Latency and CPU that the gateway adds to calling a worker directly
+    Gateway(gateway::GatewayOptions),
+    /// Events a second that bus and dataflow absorb, and the time from an event to the view
+    Dataflow(dataflow::DataflowOptions),
+    /// Tokens a second of the engine, beside llama.cpp on the same file
+    Engine(engine::EngineOptions),
+}
 
+/// Measures, prints what it does on stderr and the figures on stdout, the last line being one JSON object.
 pub fn run(bench: Bench) -> anyhow::Result<()> {
-    match bench {}
+    match bench {
+        Bench::Gateway(options) => gateway::run(options),
+        Bench::Dataflow(options) => dataflow::run(options),
+        Bench::Engine(options) => engine::run(options),
+    }
 }

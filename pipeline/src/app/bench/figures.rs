@@ -1,0 +1,88 @@
+//! Figures of the benches: medians and percentiles, the profile of this binary, the CPU time of a process.
+//!
+//! Invariant: a figure of no samples is `None`, never zero. Cost: one sort of a copy. No state.
+
+use std::{fs, time::Duration};
+
+use anyhow::Context;
+use serde::Serialize;
+
+/// Microseconds of one tick of `/proc/<pid>/stat`: Linux shows 100 ticks a second to programs, whatever its own rate.
+const TICK_US: u64 = 10_000;
+
+/// Smallest sample that at least `share` of all samples do not exceed (nearest rank). `share` is from 0 to 1.
+pub(super) fn percentile(samples: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// Mean of the two middle samples, or the middle one.
+pub(super) fn median(samples: &[f64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    let lower = *sorted.get(sorted.len().saturating_sub(1) / 2)?;
+    Some((lower + upper) / 2.0)
+}
+
+/// Median of `ours[n] / theirs[n]`: the ratio of samples taken next to each other.
+pub(super) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<f64> {
+    let ratios: Vec<f64> = ours.iter().zip(theirs).filter(|(_, peer)| **peer > 0.0).map(|(a, b)| a / b).collect();
+    median(&ratios)
+}
+
+pub(super) fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// How this binary was built: figures of the two are not comparable.
+pub(super) fn profile() -> &'static str {
+    if cfg!(debug_assertions) { "dev" } else { "release" }
+}
+
+/// User and system time of the process itself in microseconds, in steps of 10 ms; threads included, children not.
+pub(super) fn cpu_us(pid: u32) -> anyhow::Result<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    parse_cpu_us(&text).with_context(|| format!("{path}: expected user and system time in fields 14 and 15"))
+}
+
+/// The program's name in field 2 may hold spaces and brackets, so fields are counted from its last bracket.
+fn parse_cpu_us(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some((user + system) * TICK_US)
+}
+
+/// Prints the report as the last line of stdout.
+pub(super) fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(report)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: no, one, an even and an odd number of samples. Guarantees: nearest rank, and nothing from nothing.
+    #[test]
+    fn percentiles_and_medians() {
+        assert_eq!((median(&[]), percentile(&[], 0.5)), (None, None));
+        assert_eq!((median(&[7.0]), percentile(&[7.0], 0.99)), (Some(7.0), Some(7.0)));
+        assert_eq!((median(&[4.0, 1.0, 3.0, 2.0]), percentile(&[4.0, 1.0, 3.0, 2.0], 0.5)), (Some(2.5), Some(2.0)));
+        assert_eq!((median(&[3.0, 1.0, 2.0]), percentile(&[3.0, 1.0, 2.0], 1.0)), (Some(2.0), Some(3.0)));
+        assert_eq!(paired_ratio(&[2.0, 9.0, 4.0], &[1.0, 0.0, 1.0]), Some(3.0));
+    }
+
+    /// Scenario: a process whose name has a space and a bracket. Guarantees: its times are found, and nonsense is not.
+    #[test]
+    fn times_of_a_process() {
+        let stat = "42 (a) b) S 1 42 42 0 -1 4194304 100 0 0 0 150 25 7 8 20 0 4 0 1000 1 1";
+        assert_eq!(parse_cpu_us(stat), Some(1_750_000));
+        assert_eq!(parse_cpu_us("42 (a"), None);
+    }
+}
