@@ -1,9 +1,10 @@
-//! `evenkeel bench engine`: prefill and decode tokens a second of the engine, in turns with llama.cpp on the same file.
+//! `evenkeel bench engine`: prefill and decode tokens a second of the engine, in turns with llama.cpp on the same
+//! file.
 //!
 //! Ours is the engine a worker runs, steps and sampling included; the peer is `llama-bench` with the same lengths and
-//! threads. Decode starts from one token of context on both sides. The machine's limit for decode is the speed at which
-//! the same number of threads read memory, over the bytes of the weights. Invariant: an unknown figure is null. Memory: one
-//! engine per thread count and [`memory::READ_BYTES`].
+//! threads. Decode starts from one token of context on both sides. The machine's limit for decode is the speed at
+//! which the same number of threads read memory, over the bytes of the weights. Invariant: an unknown figure is null.
+//! Memory: one engine per thread count and [`memory::READ_BYTES`].
 
 mod memory;
 mod ours;
@@ -32,7 +33,7 @@ const DEFAULT_MODEL: &str = "smollm2-135m";
 const QUICK_TIME_MAX: Duration = Duration::from_secs(45);
 
 #[derive(clap::Args)]
-pub(super) struct EngineOptions {
+pub struct EngineOptions {
     /// Path of a .gguf file, or a name in the catalogue
     #[arg(long, default_value = DEFAULT_MODEL)]
     model: String,
@@ -88,7 +89,8 @@ pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
     let started = Instant::now();
     let path = model_path(&options.model)?;
     let weight_bytes = ours::weight_bytes(&path)?;
-    let mut engines = THREADS.map(|threads| OurEngine::load(&path, threads)).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut engines =
+        THREADS.map(|threads| OurEngine::load(&path, threads)).into_iter().collect::<Result<Vec<_>, _>>()?;
     let buffer = memory::buffer();
     let mut samples = THREADS.map(|_| Samples::default());
     let mut peer_build = None;
@@ -163,7 +165,8 @@ fn report(threads: usize, samples: &Samples, weight_bytes: usize) -> ThreadsRepo
 fn show(report: &ThreadsReport) {
     let text = |figure: Option<f64>| figure.map_or("-".to_string(), |figure| format!("{figure:.2}"));
     println!(
-        "{} thread(s): prefill {} tokens/s (peer {}, ratio {}), decode {} tokens/s (peer {}, ratio {}), batch of 8 {} tokens/s",
+        "{} thread(s): prefill {} tokens/s (peer {}, ratio {}), decode {} tokens/s \
+         (peer {}, ratio {}), batch of 8 {} tokens/s",
         report.threads,
         text(report.prefill_tokens_per_second),
         text(report.peer_prefill_tokens_per_second),

@@ -1,9 +1,9 @@
 //! `evenkeel bench gateway`: latency and CPU that a request costs more through the gateway than on a worker alone.
 //!
-//! A server with one simulated worker and a worker alone with the same options take the same request in turns, round by
-//! round; the worker's modelled time is in both latencies and goes out in the difference. CPU is that of the serving
-//! process (gateway, bus, log, dataflow, not its worker) and of the lone worker. It is read in ticks of 10 ms, so it is
-//! summed over a case's rounds. Invariant: see `calls`. State: one sample a request.
+//! A server with one simulated worker and a worker alone with the same options take the same request in turns, round
+//! by round; the worker's modelled time is in both latencies and goes out in the difference. CPU is that of the
+//! serving process (gateway, bus, log, dataflow, not its worker) and of the lone worker. It is read in ticks of 10
+//! ms, so it is summed over a case's rounds. Invariant: see `calls`. State: one sample a request.
 
 mod calls;
 mod processes;
@@ -25,7 +25,7 @@ const CASES: [(usize, AnswerForm); 4] =
 const IDLE: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
-pub(super) struct GatewayOptions {
+pub struct GatewayOptions {
     /// Fewer requests: under 50 s in all
     #[arg(long)]
     quick: bool,
@@ -222,7 +222,8 @@ fn case_report((concurrency, answer): (usize, AnswerForm), alone: &Side, gateway
 
 fn show(case: &CaseReport) {
     println!(
-        "{} in flight, {:?}: direct {:.2} ms, gateway {:.2} ms, added {:.2} ms; CPU a request: gateway {:.0} us, worker {:.0} us",
+        "{} in flight, {:?}: direct {:.2} ms, gateway {:.2} ms, added {:.2} ms; CPU a request: \
+         gateway {:.0} us, worker {:.0} us",
         case.concurrency,
         case.answer,
         case.direct_latency_ms_p50.unwrap_or(f64::NAN),

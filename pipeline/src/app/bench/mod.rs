@@ -7,8 +7,8 @@
 //! | `engine` | tokens a second against llama.cpp on the same file, and against the memory's speed |
 //! | `figures` | medians, percentiles, CPU time of a process |
 //!
-//! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name. Cost and
-//! state: a bench keeps one number per request or event measured. Nothing here is used by serving code.
+//! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name.
+//! Cost and state: a bench keeps one number per request or event measured. Nothing here is used by serving code.
 
 mod dataflow;
 mod engine;
@@ -27,7 +27,7 @@ pub enum Bench {
     Engine(engine::EngineOptions),
 }
 
-/// Measures, prints what it does on stderr and the figures on stdout, the last line being one JSON object.
+/// Measures and prints; the last line on stdout is one JSON object.
 pub fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Gateway(options) => gateway::run(options),

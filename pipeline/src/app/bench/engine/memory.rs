@@ -1,7 +1,7 @@
 //! How fast this machine's memory is read.
 //!
-//! Two halves of a buffer that are equal are compared, which the C library does with vector loads in any profile of ours.
-//! Invariant: the buffer is larger than the caches and has been written, so reads come from memory.
+//! Two halves of a buffer that are equal are compared, which the C library does with vector loads in any profile of
+//! ours. Invariant: the buffer is larger than the caches and has been written, so reads come from memory.
 
 use std::{hint::black_box, thread, time::Instant};
 

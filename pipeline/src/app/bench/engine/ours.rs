@@ -1,7 +1,7 @@
 //! Our engine, as a worker builds it, measured by its steps.
 //!
-//! Invariant: the prefix cache is off, so each prompt is computed; every sequence runs to its length. Cost: the model is
-//! mapped once a thread count, and KV memory is a worker's default.
+//! Invariant: the prefix cache is off, so each prompt is computed; every sequence runs to its length. Cost: the model
+//! is mapped once a thread count, and KV memory is a worker's default.
 
 use std::{path::Path, sync::Arc, time::Instant};
 

@@ -38,8 +38,9 @@ pub(super) fn measure(program: &Path, model: &Path, threads: usize) -> anyhow::R
         .with_context(|| format!("--llama-bench = {shown}: cannot be started"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "--llama-bench = {shown}: {}; it said: {}", output.status, errors.trim());
-    parse(&String::from_utf8_lossy(&output.stdout))
-        .with_context(|| format!("--llama-bench = {shown}: expected a JSON array of a prompt test and a generation test"))
+    parse(&String::from_utf8_lossy(&output.stdout)).with_context(|| {
+        format!("--llama-bench = {shown}: expected a JSON array of a prompt test and a generation test")
+    })
 }
 
 fn parse(text: &str) -> anyhow::Result<PeerSpeeds> {

@@ -1,7 +1,7 @@
 //! One request both ways: over HTTP through the gateway, over gRPC to a worker.
 //!
-//! Invariant: both ask for the same token ids, greedily, with the same stop tokens, so they compute the same answer; an
-//! answer of another length than asked for is an error and never a sample. Bounds: a line of a stream has at most
+//! Invariant: both ask for the same token ids, greedily, with the same stop tokens, so they compute the same answer;
+//! an answer of another length than asked for is an error and never a sample. Bounds: a line of a stream has at most
 //! [`LINE_BYTES_MAX`] bytes.
 
 use std::{sync::Arc, time::Instant};

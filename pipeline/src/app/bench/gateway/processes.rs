@@ -1,7 +1,9 @@
-//! The two sides of the gateway's bench as processes: `serve` with one worker, and a worker alone with the same options.
+//! The two sides of the gateway's bench as processes: `serve` with one worker, and a worker alone with the same
+//! options.
 //!
-//! Invariant: both workers are started from the options the supervisor would give them, so they compute and wait alike; the
-//! lone worker has nowhere to send telemetry. Dropping either kills it. State: a folder that goes with [`ServeProcess`].
+//! Invariant: both workers are started from the options the supervisor would give them, so they compute and wait
+//! alike; the lone worker has nowhere to send telemetry. Dropping either kills it. State: a folder that goes with
+//! [`ServeProcess`].
 
 use std::{
     fs::{self, File},
