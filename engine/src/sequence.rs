@@ -120,7 +120,11 @@ impl Sequence {
     }
 
     pub fn draw(&self) -> Draw<'_> {
-        Draw { params: &self.request.sampling, history: &self.history, index: self.request.sampling_offset as usize + self.generated.len() }
+        Draw {
+            params: &self.request.sampling,
+            history: &self.history,
+            index: self.request.sampling_offset as usize + self.generated.len(),
+        }
     }
 
     /// The planned tokens have their KV now; full blocks get their names.

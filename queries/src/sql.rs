@@ -23,10 +23,7 @@ use datafusion::{
     physical_plan::execute_stream,
 };
 use futures::StreamExt;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{catalog, guards, live_table::LiveTables, sql_error, sql_error::SqlError};
 
@@ -57,8 +54,6 @@ pub struct SqlLimits {
 pub struct QueryResult {
     pub schema: SchemaRef,
     pub batches: Vec<RecordBatch>,
-    /// Time from the start of planning to the last row.
-    pub elapsed: Duration,
 }
 
 impl QueryResult {
@@ -184,7 +179,6 @@ struct Query {
 
 impl Query {
     async fn run(self, base: SessionState, snapshot: &crate::TablesSnapshot) -> Result<QueryResult, SqlError> {
-        let started = Instant::now();
         guards::check_text(&self.sql, self.limits.statement_bytes_max)?;
         let classify = |error| sql_error::classify(error, self.memory_bytes);
         let state = self.session(base, snapshot).map_err(classify)?;
@@ -218,7 +212,7 @@ impl Query {
             }
         }
         drop(self.place);
-        Ok(QueryResult { schema, batches, elapsed: started.elapsed() })
+        Ok(QueryResult { schema, batches })
     }
 
     fn session(&self, base: SessionState, snapshot: &crate::TablesSnapshot) -> datafusion::error::Result<SessionState> {

@@ -71,13 +71,8 @@ impl Server {
             .stderr(File::create(folder.join("serve.log")).expect("a log file"))
             .spawn()
             .expect("the server starts");
-        let mut server = Server {
-            url: format!("http://{address}"),
-            address,
-            folder: folder.to_path_buf(),
-            _owned: None,
-            child,
-        };
+        let mut server =
+            Server { url: format!("http://{address}"), address, folder: folder.to_path_buf(), _owned: None, child };
         server.ready().await;
         Some(server)
     }
@@ -146,5 +141,7 @@ impl Drop for Server {
 
 /// A client with no limits of its own.
 pub fn client() -> reqwest::Client {
+    // A second installation is refused and changes nothing.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::new()
 }

@@ -97,10 +97,19 @@ pub fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("evenkeel: {error:#}");
+            eprintln!("evenkeel: {}", explain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes in one line; a cause that the error has quoted already is not said again.
+fn explain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.contains(&cause) {
+        true => text,
+        false if text.is_empty() => cause,
+        false => format!("{text}: {cause}"),
+    })
 }
 
 fn run(command: Command) -> anyhow::Result<()> {

@@ -46,6 +46,7 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
             return refusal(StatusCode::BAD_REQUEST, ("invalid_request_error", "invalid_json"), &message);
         }
     };
+    let started = std::time::Instant::now();
     let answer = match door.engine.query(&request.query).await {
         Ok(answer) => answer,
         Err(error) => return sql_error(&error),
@@ -60,7 +61,7 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
     };
     match encoded {
         Ok(bytes) => {
-            let micros = HeaderValue::from(answer.elapsed.as_micros().min(u128::from(u64::MAX)) as u64);
+            let micros = HeaderValue::from(started.elapsed().as_micros().min(u128::from(u64::MAX)) as u64);
             let rows = HeaderValue::from(answer.rows());
             let kind = HeaderValue::from_static(kind);
             let headers = [(header::CONTENT_TYPE, kind)];

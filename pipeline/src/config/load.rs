@@ -78,8 +78,9 @@ pub fn load(file: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigE
 /// `EVENKEEL_HOME` and the like are not taken for keys.
 fn environment() -> Env {
     Env::prefixed("EVENKEEL_").split("__").filter(|key| {
-        let section = key.as_str().split('.').next().unwrap_or_default();
-        key.as_str().contains('.') && known_keys().iter().any(|k| k.split('.').next() == Some(section))
+        let key = key.as_str().to_ascii_lowercase();
+        let section = key.split('.').next().unwrap_or_default();
+        key.contains('.') && known_keys().iter().any(|known| known.split('.').next() == Some(section))
     })
 }
 

@@ -1,4 +1,5 @@
 //! The crate's integration tests, in one binary (a second one would link DataFusion again).
+#![allow(clippy::unwrap_used)]
 
 mod encode;
 mod fixtures;

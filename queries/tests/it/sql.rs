@@ -82,7 +82,7 @@ fn oversized_statements_are_refused() {
     let f = Fixture::new(limits());
     let long = format!("SELECT '{}'", "x".repeat(17 << 10));
     let error = f.error(&long).to_string();
-    assert!(error.contains("has 17418 bytes, at most 16384 are allowed (sql.statement_bytes_max)"), "{error}");
+    assert!(error.contains("has 17417 bytes, at most 16384 are allowed (sql.statement_bytes_max)"), "{error}");
     let deep = format!("SELECT 1{}", " + 1".repeat(2000));
     let error = f.error(&deep).to_string();
     assert!(error.contains("2001 operators and clauses, at most 500"), "{error}");

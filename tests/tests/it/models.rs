@@ -156,7 +156,9 @@ fn names_and_paths_resolve() {
     let file = folder.path().join("own-model.gguf");
     fs::write(&file, CONTENT).unwrap();
     let catalogue = Catalogue::embedded();
-    assert!(matches!(resolve(catalogue, "smollm2-135m").unwrap(), ModelFile::Listed(entry) if entry.name == "smollm2-135m"));
+    assert!(
+        matches!(resolve(catalogue, "smollm2-135m").unwrap(), ModelFile::Listed(entry) if entry.name == "smollm2-135m")
+    );
     let local = resolve(catalogue, file.to_str().unwrap()).unwrap();
     assert_eq!(local, ModelFile::Local { name: "own-model".into(), path: file });
     let text = |name: &str| resolve(catalogue, name).unwrap_err().to_string();

@@ -22,7 +22,8 @@ async fn a_hang_up_frees_sequence_and_blocks() {
     let mut response = client().post(format!("{}/v1/completions", server.url)).json(&body).send().await.unwrap();
     response.chunk().await.unwrap().expect("a first piece");
     drop(response);
-    let ended = server.until("select output_tokens from requests where event = 'cancelled'", |rows| rows.len() == 1).await;
+    let ended =
+        server.until("select output_tokens from requests where event = 'cancelled'", |rows| rows.len() == 1).await;
     let after = server
         .until("select blocks_used, decode_tokens from engine_steps order by at desc limit 1", |rows| {
             rows.first().is_some_and(|row| row["blocks_used"] == 0)

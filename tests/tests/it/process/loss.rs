@@ -53,7 +53,8 @@ async fn kill_serving_worker(server: &Server, round: usize) {
                    (select request_id from requests where event = 'finished') order by instance";
     let rows = server.until(running, |rows| !rows.is_empty()).await;
     let instance = rows[round % rows.len()]["instance"].clone();
-    let process = format!("select pid from instances where state = 'ready' and instance = {instance} order by at desc limit 1");
+    let process =
+        format!("select pid from instances where state = 'ready' and instance = {instance} order by at desc limit 1");
     let pid = server.sql(&process).await[0]["pid"].to_string();
     assert!(Command::new("kill").args(["-9", &pid]).status().expect("kill").success());
 }

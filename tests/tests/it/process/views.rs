@@ -21,7 +21,8 @@ async fn views_steer_requests_to_the_cached_prefix() {
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
         assert!(cached > Some(100), "{answer}");
     }
-    let decided = "select instance, predicted_hit_tokens, view_mode, candidates from decisions order by at desc limit 2";
+    let decided =
+        "select instance, predicted_hit_tokens, view_mode, candidates from decisions order by at desc limit 2";
     for row in server.until(decided, |rows| rows.len() == 2).await {
         assert_eq!(row["instance"], first[0]["instance"], "{row}");
         assert!(row["predicted_hit_tokens"].as_u64() > Some(100), "{row}");
