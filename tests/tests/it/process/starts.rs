@@ -10,7 +10,10 @@ use super::completion;
 /// Runs `evenkeel serve` and returns what it says as it fails.
 fn refusal(arguments: &[&str], environment: &[(&str, &str)]) -> Option<String> {
     let flight = format!("127.0.0.1:{}", free_port());
-    let output = Command::new(binary()?)
+    // A start that works after all would never end: it is stopped, and its exit code tells.
+    let output = Command::new("timeout")
+        .arg("30")
+        .arg(binary()?)
         .args(["serve", "--flight-listen", &flight])
         .args(if arguments.contains(&"--model") { &[][..] } else { &["--model", "simulated"][..] })
         .args(arguments)
