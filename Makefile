@@ -50,7 +50,7 @@ doc:
 live: build model
 	EVENKEEL_BIN=$(BIN) EVENKEEL_VENV=$(VENV) bash tests/live/run.sh
 
-bench: build model ## figures beside what they are compared with; see docs/results.md
+bench: build model ## figures beside what they are compared with; see docs/measuring.md
 	$(BIN) bench gateway --quick
 	$(BIN) bench dataflow --quick
 	$(BIN) bench engine --quick

@@ -1,6 +1,7 @@
 //! What the gateway reads: one consistent state per epoch behind an `ArcSwap`, and the prefix index.
 //!
-//! Invariant: a state holds the changes of all workers up to its epoch and of none after it. Readers take no lock.
+//! Invariant: a state holds the changes of all workers up to its epoch and of none after it; reading it takes no lock. The
+//! prefix index takes one shard's read lock a block, and a reader can see half an epoch while it is applied.
 //! Cost: publishing copies the state, O(instances + live atoms + groups) per epoch; reading is one atomic load.
 //! State: bounded by the operators' bounds, plus changes of epochs that not all workers have closed yet.
 
