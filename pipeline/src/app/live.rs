@@ -25,7 +25,7 @@ use tokio_stream::wrappers::WatchStream;
 use super::glue::Views;
 use crate::{
     bus::{Bus, Published, rows_of},
-    gateway::{auth::Keys, deps::ViewSource, instances::InstanceState},
+    gateway::{auth::Keys, deps::ViewSource},
     ids::Micros,
     policy::ClusterView,
     rows::{DecisionRow, EngineStepRow, FaultRow, RequestRow},
@@ -216,7 +216,7 @@ fn instances(now: Micros, view: &ClusterView, views: &Views) -> Vec<Value> {
                 Some(drain)
             });
             json!({
-                "instance": entry.id.0, "name": entry.name, "model": entry.model, "state": state_name(entry.state),
+                "instance": entry.id.0, "name": entry.name, "model": entry.model, "state": entry.state.name(),
                 "running": engine.map(|e| e.running), "waiting": engine.map(|e| e.waiting),
                 "context_tokens": engine.map(|e| e.context_tokens),
                 "blocks_used": engine.map(|e| e.blocks_used),
@@ -228,10 +228,6 @@ fn instances(now: Micros, view: &ClusterView, views: &Views) -> Vec<Value> {
             })
         })
         .collect()
-}
-
-fn state_name(state: InstanceState) -> &'static str {
-    state.name()
 }
 
 fn atoms(views: &Views) -> Vec<Value> {
