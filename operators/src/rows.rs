@@ -77,10 +77,10 @@ pub struct FinishedRow {
     pub output_tokens: u32,
     /// Prompt tokens whose KV was reused; at most `prompt_tokens`.
     pub cached_tokens: u32,
-    /// Time to first token, microseconds.
-    pub ttft_us: u64,
-    /// Mean gap between two output tokens, microseconds.
-    pub itl_us_mean: u64,
+    /// Time to first token, microseconds; `None` if it is not known, and then it counts in no quantile.
+    pub ttft_us: Option<u64>,
+    /// Mean gap between two output tokens, microseconds; `None` if it is not known or there are fewer than two.
+    pub itl_us_mean: Option<u64>,
     /// Microseconds since the Unix epoch.
     pub at_us: i64,
 }
@@ -172,8 +172,8 @@ impl TrafficRow {
                 within(Field::PromptTokens, row.prompt_tokens.into(), 0..=MAX_TOKENS)?;
                 within(Field::OutputTokens, row.output_tokens.into(), 0..=MAX_TOKENS)?;
                 within(Field::CachedTokens, row.cached_tokens.into(), 0..=row.prompt_tokens.into())?;
-                within(Field::TtftUs, row.ttft_us, 0..=MAX_DURATION_US)?;
-                within(Field::ItlUs, row.itl_us_mean, 0..=MAX_DURATION_US)
+                within(Field::TtftUs, row.ttft_us.unwrap_or(0), 0..=MAX_DURATION_US)?;
+                within(Field::ItlUs, row.itl_us_mean.unwrap_or(0), 0..=MAX_DURATION_US)
             }
         }
     }

@@ -72,8 +72,11 @@ impl TrafficWindow {
                 self.output_tokens += u64::from(row.output_tokens);
                 self.cached_tokens += u64::from(row.cached_tokens);
                 self.output.add(row.output_tokens.into());
-                self.ttft_us.add(row.ttft_us as f64);
-                self.itl_us.add(row.itl_us_mean as f64);
+                for (sketch, value) in [(&mut self.ttft_us, row.ttft_us), (&mut self.itl_us, row.itl_us_mean)] {
+                    if let Some(value) = value {
+                        sketch.add(value as f64);
+                    }
+                }
             }
         }
     }

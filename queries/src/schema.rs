@@ -163,7 +163,7 @@ fn decisions() -> Vec<Field> {
             "predicted time to first token at the instance chosen",
         )),
         number("turns", DataType::UInt32, "", "user messages in the conversation"),
-        text("view_mode", "exact, degraded or off"),
+        text("view_mode", "exact, degraded, stale, off or none: how far the views could be trusted"),
         optional(stamp("view_as_of", "state of the views the decision read")),
         optional(number(
             "saturation",
@@ -296,7 +296,7 @@ fn instance_load() -> Vec<Field> {
 fn faults() -> Vec<Field> {
     vec![
         at("when it was noticed"),
-        text("component", "bus, log, dataflow, worker, gateway or queries"),
+        text("component", "bus, log, dataflow, policy, worker or gateway"),
         text("kind", "what went wrong, one word"),
         text("detail", "in words"),
         number("count", DataType::UInt64, "", "how many the row stands for"),

@@ -62,8 +62,8 @@ impl SlowRequestDistribution {
             cached_tokens: of(|row| row.cached_tokens.into()).iter().sum(),
             prompt: exact(arrived.iter().map(|row| row.prompt_tokens.into()).collect()),
             output: exact(of(|row| row.output_tokens.into())),
-            ttft_us: exact(of(|row| row.ttft_us)),
-            itl_us: exact(of(|row| row.itl_us_mean)),
+            ttft_us: exact(finished.iter().filter_map(|row| row.ttft_us).collect()),
+            itl_us: exact(finished.iter().filter_map(|row| row.itl_us_mean).collect()),
         }
     }
 

@@ -13,8 +13,14 @@ fn tokens() -> impl Strategy<Value = u32> {
     prop_oneof![1 => Just(0u32), 4 => 1..100u32, 8 => 100..8192u32, 1 => 8192..1u32 << 31]
 }
 
-fn micros() -> impl Strategy<Value = u64> {
-    prop_oneof![1 => Just(0u64), 4 => 1..2000u64, 8 => 2000..5_000_000u64, 1 => 5_000_000..1u64 << 40]
+fn micros() -> impl Strategy<Value = Option<u64>> {
+    prop_oneof![
+        1 => Just(None),
+        1 => Just(Some(0u64)),
+        4 => (1..2000u64).prop_map(Some),
+        8 => (2000..5_000_000u64).prop_map(Some),
+        1 => (5_000_000..1u64 << 40).prop_map(Some),
+    ]
 }
 
 fn rows() -> impl Strategy<Value = TrafficRow> {

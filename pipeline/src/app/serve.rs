@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{self, AllowOrigin, CorsLayer};
 
 use super::{
     glue::{BusSink, Views, WallClock},
@@ -232,7 +232,8 @@ fn router(
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([axum::http::Method::GET, axum::http::Method::POST])
-        .allow_headers(headers);
+        .allow_headers(headers)
+        .expose_headers(cors::Any);
     Ok(router.layer(cors))
 }
 

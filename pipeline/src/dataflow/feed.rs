@@ -2,7 +2,7 @@
 //!
 //! Request ids are hashed (XXH3-64), model names are numbered. The time to first token is remembered from `first_token` to
 //! the end of a request. Cost: O(rows). State: [`MODELS_MAX`] names, and one number per open request up to a bound; at
-//! the bound the oldest is forgotten, and its end then counts with an unknown (zero) time to first token.
+//! the bound the oldest is forgotten, and its end then has an unknown time to first token.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -96,7 +96,9 @@ impl Feed {
             rows.load.push(LoadRow { request, seq: row.seq, instance, tokens, event });
         }
         if row.event == "first_token" {
-            self.remember(request, row.gap_us.unwrap_or(0));
+            if let Some(gap_us) = row.gap_us {
+                self.remember(request, gap_us);
+            }
         }
         let (model, tier) = (self.names.number(&row.model), tier_number(&row.tier));
         if row.event == "arrived" {
@@ -106,7 +108,7 @@ impl Feed {
         if is_end {
             let ttft_us = self.ttft_us.remove(&request);
             if row.event == "finished" {
-                rows.traffic.push(TrafficRow::Finished(finished(row, (model, tier), ttft_us.unwrap_or(0))));
+                rows.traffic.push(TrafficRow::Finished(finished(row, (model, tier), ttft_us)));
             }
         }
     }
@@ -123,17 +125,17 @@ impl Feed {
     }
 }
 
-fn finished(row: &RequestRow, (model, tier): (u32, u8), ttft_us: i64) -> FinishedRow {
-    let decode_us = (row.total_us.unwrap_or(0) - ttft_us).max(0);
-    let gaps = i64::from(row.output_tokens.saturating_sub(1)).max(1);
+fn finished(row: &RequestRow, (model, tier): (u32, u8), ttft_us: Option<i64>) -> FinishedRow {
+    let decode_us = row.total_us.zip(ttft_us).map(|(total, ttft)| (total - ttft).max(0) as u64);
+    let gaps = u64::from(row.output_tokens.saturating_sub(1));
     FinishedRow {
         model,
         tier,
         prompt_tokens: row.prompt_tokens,
         output_tokens: row.output_tokens,
         cached_tokens: row.cached_tokens.unwrap_or(0).min(row.prompt_tokens),
-        ttft_us: ttft_us.max(0) as u64,
-        itl_us_mean: (decode_us / gaps) as u64,
+        ttft_us: ttft_us.map(|us| us.max(0) as u64),
+        itl_us_mean: decode_us.and_then(|us| us.checked_div(gaps)),
         at_us: row.at,
     }
 }

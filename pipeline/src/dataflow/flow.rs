@@ -59,7 +59,12 @@ impl Dataflow {
         let epoch_us = config.epoch.as_micros() as i64;
         let origin = clock() / epoch_us * epoch_us;
         let names = Names::default();
-        let prefixes = PrefixIndexConfig { max_entries: config.cache_entries_max, ..PrefixIndexConfig::default() };
+        let prefixes = PrefixIndexConfig {
+            max_entries: config.cache_entries_max,
+            // Unknown outside, lest crafted prompts aim at one place of the map.
+            seed: rand::random(),
+            ..PrefixIndexConfig::default()
+        };
         let views = Arc::new(FlowViews::new(config.workers, prefixes, names.clone(), (origin, epoch_us)));
         let (ports, receivers): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| Port::new()).unzip();
         let guards = spawn_workers(config, receivers, &ports, views.clone())?;
@@ -158,11 +163,7 @@ impl Feeder {
             self.report("malformed_batch", format!("{}: {error}", published.topic.name()));
             return true;
         }
-        let is_alive = self.ports[0].send(Message::Rows(rows)).await;
-        if !is_alive {
-            self.report("worker_died", "a dataflow worker is gone; views are stale from now on".into());
-        }
-        is_alive
+        self.send(0, Message::Rows(rows)).await
     }
 
     async fn advance(&mut self) -> bool {
@@ -171,12 +172,22 @@ impl Feeder {
             return true;
         }
         self.open = epoch;
-        for port in &self.ports {
-            if !port.send(Message::Advance(epoch)).await {
+        for worker in 0..self.ports.len() {
+            if !self.send(worker, Message::Advance(epoch)).await {
                 return false;
             }
         }
         true
+    }
+
+    /// False if the worker is gone, which is a row.
+    async fn send(&self, worker: usize, message: Message) -> bool {
+        let is_alive = self.ports[worker].send(message).await;
+        if !is_alive {
+            let detail = format!("dataflow worker {worker} is gone; views are stale from now on");
+            self.report("worker_died", detail);
+        }
+        is_alive
     }
 
     /// Never waits: this thread empties a subscription of the same bus.
