@@ -1,10 +1,10 @@
-//! `evenkeel bench engine`: prefill and decode tokens a second of the engine, in turns with llama.cpp on the same
-//! file.
+//! `evenkeel bench engine`: the engine a worker runs, in turns with llama.cpp on the same file with the same threads.
 //!
-//! Ours is the engine a worker runs, steps and sampling included; the peer is `llama-bench` with the same lengths and
-//! threads. Decode starts from one token of context on both sides. The machine's limit for decode is the speed at
-//! which the same number of threads read memory, over the bytes of the weights. Invariant: an unknown figure is null.
-//! Memory: one engine per thread count and [`memory::READ_BYTES`].
+//! Prefill of two lengths, decode at three batches, peak memory with KV for the same number of tokens, and the share of
+//! scheduling in a step. Decode starts from one token of context on both sides. `--peer-model` adds llama.cpp on its
+//! fastest format of the model. The machine's limit for decode is the speed at which the same number of threads read
+//! memory, over the bytes of the weights. Invariant: an unknown figure is null. Memory: one process a side and
+//! [`memory::READ_BYTES`].
 
 mod memory;
 mod ours;
@@ -16,60 +16,74 @@ use std::{
 };
 
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use self::ours::OurEngine;
-use super::figures::{median, paired_ratio, print_json, profile};
+pub(super) use self::ours::{SideOptions, answer};
+use self::{
+    ours::{OurEngine, Question},
+    peer::Peer,
+};
+use super::figures::{median, paired_ratio, peak_bytes, print_json, profile};
 use crate::{
     config::{self, Overrides},
     models::{Catalogue, ModelFile, PullRequest, progress, pull, resolve},
 };
 
-const THREADS: [usize; 2] = [1, 2];
-const PREFILL_TOKENS: usize = 512;
-const DECODE_TOKENS: usize = 64;
-const BATCH: usize = 8;
+/// Tokens that the KV memory of each side holds.
+const CONTEXT_TOKENS: usize = 8192;
+const PREFILLS: [usize; 2] = [512, 2048];
+const BATCHES: [usize; 3] = [1, 8, 16];
+/// Sequences at which scheduling is weighed.
+const SCHEDULED: usize = 256;
 const DEFAULT_MODEL: &str = "smollm2-135m";
 /// A further round of `--quick` starts only if, at the pace so far, it ends before this.
-const QUICK_TIME_MAX: Duration = Duration::from_secs(45);
+const QUICK_TIME_MAX: Duration = Duration::from_secs(40);
 
 #[derive(clap::Args)]
 pub struct EngineOptions {
     /// Path of a .gguf file, or a name in the catalogue
     #[arg(long, default_value = DEFAULT_MODEL)]
     model: String,
-    /// Path of llama.cpp's llama-bench; without it there is no peer
+    /// Path of llama.cpp's llama-server; without it there is no peer
     #[arg(long)]
-    llama_bench: Option<PathBuf>,
-    /// Two rounds (one if the machine is slow) instead of five: under 50 s in all
+    peer: Option<PathBuf>,
+    /// The same model in the peer's fastest format, compared too
+    #[arg(long, requires = "peer")]
+    peer_model: Option<PathBuf>,
+    /// Compute threads of each side; without it all the machine has
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Two rounds (one if the machine is slow) of fewer tokens instead of five: under 50 s on an idle machine
     #[arg(long)]
     quick: bool,
 }
 
-/// Tokens a second of each round; the peer's are empty without a peer.
-#[derive(Default)]
-struct Samples {
-    prefill: Vec<f64>,
-    decode: Vec<f64>,
-    decode_batch: Vec<f64>,
-    peer_prefill: Vec<f64>,
-    peer_decode: Vec<f64>,
-    read_bytes_per_second: Vec<f64>,
+/// What is measured, in the order of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Prefill(usize),
+    Decode(usize),
 }
 
-/// Medians over rounds; ratios are medians of the rounds' own.
-#[derive(Serialize)]
-struct ThreadsReport {
-    threads: usize,
-    rounds: usize,
-    prefill_tokens_per_second: Option<f64>,
-    decode_tokens_per_second: Option<f64>,
-    decode_batch8_tokens_per_second: Option<f64>,
-    peer_prefill_tokens_per_second: Option<f64>,
-    peer_decode_tokens_per_second: Option<f64>,
-    prefill_ours_over_peer_ratio: Option<f64>,
-    decode_ours_over_peer_ratio: Option<f64>,
-    memory_read_gb_per_second: Option<f64>,
-    decode_share_of_memory_read_ratio: Option<f64>,
+impl Case {
+    fn all() -> Vec<Case> {
+        PREFILLS.into_iter().map(Case::Prefill).chain(BATCHES.into_iter().map(Case::Decode)).collect()
+    }
+
+    fn name(self) -> String {
+        match self {
+            Case::Prefill(tokens) => format!("prefill_{tokens}"),
+            Case::Decode(batch) => format!("decode_batch{batch}"),
+        }
+    }
+}
+
+/// Tokens a second of each round.
+#[derive(Default)]
+struct Samples {
+    ours: Vec<f64>,
+    peer: Vec<f64>,
+    fast: Vec<f64>,
 }
 
 #[derive(Serialize)]
@@ -78,25 +92,31 @@ struct Report {
     profile: &'static str,
     quick: bool,
     model: String,
-    weight_bytes: usize,
-    prefill_tokens: usize,
-    decode_tokens: usize,
     peer: Option<String>,
-    threads: Vec<ThreadsReport>,
+    peer_model: Option<PathBuf>,
+    threads: usize,
+    rounds: usize,
+    context_tokens: usize,
+    weight_bytes: usize,
+    #[serde(flatten)]
+    figures: Map<String, Value>,
 }
 
 pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
     let started = Instant::now();
     let path = model_path(&options.model)?;
-    let weight_bytes = ours::weight_bytes(&path)?;
-    let mut engines =
-        THREADS.map(|threads| OurEngine::load(&path, threads)).into_iter().collect::<Result<Vec<_>, _>>()?;
-    let buffer = memory::buffer();
-    let mut samples = THREADS.map(|_| Samples::default());
-    let mut peer_build = None;
-    if options.llama_bench.is_none() {
-        println!("peer absent: give --llama-bench to compare with llama.cpp");
+    let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let mut ours = OurEngine::start(&path, threads)?;
+    let start = |program: &PathBuf, model: &PathBuf| Peer::start(program, model, threads);
+    let mut peer = options.peer.as_ref().map(|program| start(program, &path)).transpose()?;
+    let mut fast = options.peer.as_ref().zip(options.peer_model.as_ref()).map(|(p, m)| start(p, m)).transpose()?;
+    if peer.is_none() {
+        println!("peer absent: give --peer PATH-OF-llama-server to compare with llama.cpp");
     }
+    let decode_tokens = if options.quick { 24 } else { 64 };
+    let buffer = memory::buffer();
+    let mut read_speeds = Vec::new();
+    let mut samples: Vec<(Case, Samples)> = Case::all().into_iter().map(|case| (case, Samples::default())).collect();
     let rounds = if options.quick { 2 } else { 5 };
     let measuring = Instant::now();
     for round in 0..rounds {
@@ -104,33 +124,67 @@ pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
         if options.quick && round > 0 && next_ends > QUICK_TIME_MAX {
             break;
         }
-        for ((threads, engine), samples) in THREADS.into_iter().zip(&mut engines).zip(&mut samples) {
-            samples.prefill.push(engine.prefill(PREFILL_TOKENS)?);
-            samples.decode.push(engine.decode(1, DECODE_TOKENS)?);
-            if let Some(program) = &options.llama_bench {
-                let speeds = peer::measure(program, &path, threads)?;
-                samples.peer_prefill.push(speeds.prefill);
-                samples.peer_decode.push(speeds.decode);
-                peer_build = Some(speeds.build);
+        for (case, samples) in &mut samples {
+            let question = match *case {
+                Case::Prefill(tokens) => Question::Prefill(tokens),
+                Case::Decode(sequences) => Question::Decode { sequences, tokens: decode_tokens },
+            };
+            samples.ours.push(ours.ask(question)?);
+            for (peer, speeds) in [(&mut peer, &mut samples.peer), (&mut fast, &mut samples.fast)] {
+                if let Some(peer) = peer {
+                    speeds.push(match *case {
+                        Case::Prefill(tokens) => peer.prefill(tokens)?,
+                        Case::Decode(sequences) => peer.decode(sequences, decode_tokens)?,
+                    });
+                }
             }
-            samples.decode_batch.push(engine.decode(BATCH, if options.quick { 16 } else { DECODE_TOKENS })?);
-            samples.read_bytes_per_second.push(memory::read_bytes_per_second(&buffer, threads)?);
         }
+        read_speeds.push(memory::read_bytes_per_second(&buffer, threads)?);
     }
-    let threads = THREADS.iter().zip(&samples).map(|(threads, samples)| report(*threads, samples, weight_bytes));
-    let threads: Vec<_> = threads.collect();
-    threads.iter().for_each(show);
+    // Before the scheduler's figure, which takes memory that nothing else does.
+    let memories = [Some(ours.pid()), peer.as_ref().map(Peer::pid), fast.as_ref().map(Peer::pid)];
+    let [own, theirs, fastest] = memories.map(|pid| pid.and_then(|pid| peak_bytes(pid).ok()).map(|bytes| bytes as f64));
+    let share = ours.ask(Question::SchedulerShare { sequences: SCHEDULED })?;
+    let weight_bytes = engine::model::Model::load(&path)?.weight_bytes();
+    let mut figures = Map::new();
+    for (case, samples) in &samples {
+        show(*case, samples, &mut figures);
+    }
+    let ratio = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs?);
+    let decode = samples.iter().find(|(case, _)| *case == Case::Decode(1)).map_or(&[][..], |(_, s)| &s.ours);
+    let read: Vec<f64> = decode.iter().map(|speed| speed * weight_bytes as f64).collect();
+    let further = json!({
+        "peak_memory_mib": own.map(mib), "peer_peak_memory_mib": theirs.map(mib),
+        "peak_memory_ratio": ratio(own, theirs), "peak_memory_over_peer_model_ratio": ratio(own, fastest),
+        "memory_read_gb_per_second": median(&read_speeds).map(|bytes| bytes / 1e9),
+        "decode_share_of_memory_read_ratio": paired_ratio(&read, &read_speeds),
+        "scheduler_share_256": share,
+    });
+    println!("peak memory: ours {}, peer {}", text(own.map(mib)), text(theirs.map(mib)));
+    println!("scheduling at {SCHEDULED} sequences: {:.2} % of a step", share * 100.0);
+    figures.extend(further.as_object().cloned().unwrap_or_default());
     print_json(&Report {
         bench: "engine",
         profile: profile(),
         quick: options.quick,
         model: path.display().to_string(),
-        weight_bytes,
-        prefill_tokens: PREFILL_TOKENS,
-        decode_tokens: DECODE_TOKENS,
-        peer: peer_build,
+        peer: peer.as_ref().map(Peer::build).transpose()?,
+        peer_model: options.peer_model,
         threads,
+        rounds: read_speeds.len(),
+        context_tokens: CONTEXT_TOKENS,
+        weight_bytes,
+        figures,
     })
+}
+
+fn mib(bytes: f64) -> f64 {
+    bytes / f64::from(1 << 20)
+}
+
+/// Token ids of a prompt; different for each `number`, so that nothing is found in a cache.
+fn prompt_tokens(number: u64, tokens: usize, vocab: usize) -> Vec<u32> {
+    (0..tokens as u64).map(|n| ((number + n * 7919) % vocab as u64) as u32).collect()
 }
 
 /// The file named, or the catalogue's, fetched if it is not there yet.
@@ -145,35 +199,25 @@ fn model_path(name: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn report(threads: usize, samples: &Samples, weight_bytes: usize) -> ThreadsReport {
-    let weights_read: Vec<f64> = samples.decode.iter().map(|speed| speed * weight_bytes as f64).collect();
-    ThreadsReport {
-        threads,
-        rounds: samples.prefill.len(),
-        prefill_tokens_per_second: median(&samples.prefill),
-        decode_tokens_per_second: median(&samples.decode),
-        decode_batch8_tokens_per_second: median(&samples.decode_batch),
-        peer_prefill_tokens_per_second: median(&samples.peer_prefill),
-        peer_decode_tokens_per_second: median(&samples.peer_decode),
-        prefill_ours_over_peer_ratio: paired_ratio(&samples.prefill, &samples.peer_prefill),
-        decode_ours_over_peer_ratio: paired_ratio(&samples.decode, &samples.peer_decode),
-        memory_read_gb_per_second: median(&samples.read_bytes_per_second).map(|bytes| bytes / 1e9),
-        decode_share_of_memory_read_ratio: paired_ratio(&weights_read, &samples.read_bytes_per_second),
-    }
+/// Prints a case and keeps its figures: medians over rounds; ratios are medians of the rounds' own.
+fn show(case: Case, samples: &Samples, figures: &mut Map<String, Value>) {
+    let name = case.name();
+    let (ours, peer) = (median(&samples.ours), median(&samples.peer));
+    let (ratio, fast) = (paired_ratio(&samples.ours, &samples.peer), paired_ratio(&samples.ours, &samples.fast));
+    println!(
+        "{name}: ours {} tokens/s, peer {} (ratio {}), peer's fastest format {} (ratio {})",
+        text(ours),
+        text(peer),
+        text(ratio),
+        text(median(&samples.fast)),
+        text(fast),
+    );
+    figures.insert(format!("{name}_tokens_per_second"), json!(ours));
+    figures.insert(format!("peer_{name}_tokens_per_second"), json!(peer));
+    figures.insert(format!("{name}_ratio"), json!(ratio));
+    figures.insert(format!("{name}_over_peer_model_ratio"), json!(fast));
 }
 
-fn show(report: &ThreadsReport) {
-    let text = |figure: Option<f64>| figure.map_or("-".to_string(), |figure| format!("{figure:.2}"));
-    println!(
-        "{} thread(s): prefill {} tokens/s (peer {}, ratio {}), decode {} tokens/s \
-         (peer {}, ratio {}), batch of 8 {} tokens/s",
-        report.threads,
-        text(report.prefill_tokens_per_second),
-        text(report.peer_prefill_tokens_per_second),
-        text(report.prefill_ours_over_peer_ratio),
-        text(report.decode_tokens_per_second),
-        text(report.peer_decode_tokens_per_second),
-        text(report.decode_ours_over_peer_ratio),
-        text(report.decode_batch8_tokens_per_second),
-    );
+fn text(figure: Option<f64>) -> String {
+    figure.map_or("-".to_string(), |figure| format!("{figure:.2}"))
 }

@@ -58,6 +58,18 @@ fn parse_cpu_us(stat: &str) -> Option<u64> {
     Some((user + system) * TICK_US)
 }
 
+/// Most memory that the process has had resident, in bytes.
+pub(super) fn peak_bytes(pid: u32) -> anyhow::Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    parse_peak_bytes(&text).with_context(|| format!("{path}: expected a line \"VmHWM: … kB\""))
+}
+
+fn parse_peak_bytes(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
 /// Prints the report as the last line of stdout.
 pub(super) fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string(report)?);
@@ -84,5 +96,7 @@ mod tests {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194304 100 0 0 0 150 25 7 8 20 0 4 0 1000 1 1";
         assert_eq!(parse_cpu_us(stat), Some(1_750_000));
         assert_eq!(parse_cpu_us("42 (a"), None);
+        assert_eq!(parse_peak_bytes("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n"), Some(2 << 20));
+        assert_eq!(parse_peak_bytes("VmPeak:\t 9 kB\n"), None);
     }
 }

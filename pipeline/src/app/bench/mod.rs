@@ -25,6 +25,9 @@ pub enum Bench {
     Dataflow(dataflow::DataflowOptions),
     /// Tokens a second of the engine, beside llama.cpp on the same file
     Engine(engine::EngineOptions),
+    /// Our side of `engine`, started by it
+    #[command(hide = true)]
+    EngineSide(engine::SideOptions),
 }
 
 /// Measures and prints; the last line on stdout is one JSON object.
@@ -33,5 +36,6 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Gateway(options) => gateway::run(options),
         Bench::Dataflow(options) => dataflow::run(options),
         Bench::Engine(options) => engine::run(options),
+        Bench::EngineSide(options) => engine::answer(&options),
     }
 }

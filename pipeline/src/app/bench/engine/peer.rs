@@ -1,74 +1,143 @@
-//! llama.cpp's `llama-bench` on the same file, with the same lengths and threads.
+//! llama.cpp's `llama-server`, asked over HTTP with the same prompts, lengths and threads.
 //!
-//! Cost: one process a call; it warms itself up before it measures. No state.
+//! Times are the server's own (`timings` of an answer), so HTTP is not counted against it. Cost: one process a peer,
+//! alive to the end of the bench, with KV for [`CONTEXT_TOKENS`]. Bound: [`START_MAX`] to load the model.
 
-use std::{path::Path, process::Command};
+use std::{
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, ensure};
+use futures::future::try_join_all;
 use serde::Deserialize;
+use serde_json::json;
+use tokio::runtime::Runtime;
 
-use super::{DECODE_TOKENS, PREFILL_TOKENS};
+use super::{BATCHES, CONTEXT_TOKENS, prompt_tokens};
 
-/// Tokens a second, and which build gave them.
-pub(super) struct PeerSpeeds {
-    pub(super) prefill: f64,
-    pub(super) decode: f64,
-    pub(super) build: String,
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// See the file's header. Dropping it ends the server.
+pub(super) struct Peer {
+    child: Child,
+    url: String,
+    client: reqwest::Client,
+    runtime: Runtime,
+    prompts: u64,
 }
 
-/// One test of llama-bench's JSON.
 #[derive(Deserialize)]
-struct Test {
-    #[serde(default)]
-    build_commit: String,
-    n_prompt: usize,
-    n_gen: usize,
-    avg_ts: f64,
+struct Props {
+    build_info: String,
 }
 
-/// Errors: the program does not run, fails, or its answer lacks one of the two tests.
-pub(super) fn measure(program: &Path, model: &Path, threads: usize) -> anyhow::Result<PeerSpeeds> {
-    let shown = program.display();
-    let output = Command::new(program)
-        .arg("-m")
-        .arg(model)
-        .args(["-p", &PREFILL_TOKENS.to_string(), "-n", &DECODE_TOKENS.to_string(), "-t", &threads.to_string()])
-        .args(["-r", "1", "-o", "json"])
-        .output()
-        .with_context(|| format!("--llama-bench = {shown}: cannot be started"))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "--llama-bench = {shown}: {}; it said: {}", output.status, errors.trim());
-    parse(&String::from_utf8_lossy(&output.stdout)).with_context(|| {
-        format!("--llama-bench = {shown}: expected a JSON array of a prompt test and a generation test")
-    })
+#[derive(Deserialize)]
+struct Completion {
+    timings: Timings,
 }
 
-fn parse(text: &str) -> anyhow::Result<PeerSpeeds> {
-    let array = text.find('[').map(|start| &text[start..]).context("there is no array")?;
-    let tests: Vec<Test> = serde_json::from_str(array.trim())?;
-    let prefill = tests.iter().find(|test| (test.n_prompt, test.n_gen) == (PREFILL_TOKENS, 0));
-    let decode = tests.iter().find(|test| (test.n_prompt, test.n_gen) == (0, DECODE_TOKENS));
-    let (prefill, decode) = prefill.zip(decode).context("a test is missing")?;
-    Ok(PeerSpeeds {
-        prefill: prefill.avg_ts,
-        decode: decode.avg_ts,
-        build: format!("llama.cpp {}", prefill.build_commit),
-    })
+#[derive(Deserialize)]
+struct Timings {
+    prompt_n: usize,
+    prompt_per_second: f64,
+    predicted_n: usize,
+    predicted_per_second: f64,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Peer {
+    /// Errors: the program does not start, or does not answer its health check in time.
+    pub(super) fn start(program: &Path, model: &Path, threads: usize) -> anyhow::Result<Self> {
+        let shown = program.display();
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let slots = BATCHES.into_iter().max().unwrap_or(1);
+        let child = Command::new(program)
+            .arg("-m")
+            .arg(model)
+            .args(["-t", &threads.to_string(), "-c", &CONTEXT_TOKENS.to_string(), "-np", &slots.to_string()])
+            .args(["--kv-unified", "--no-cache-prompt", "--cache-ram", "0", "--host", "127.0.0.1"])
+            .args(["--port", &port.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("--peer = {shown}: cannot be started"))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let url = format!("http://127.0.0.1:{port}");
+        // The server closes idle connections while ours takes its turn.
+        let client = reqwest::Client::builder().pool_max_idle_per_host(0).build()?;
+        let mut peer = Peer { child, url, client, runtime, prompts: 0 };
+        peer.wait_until_healthy().with_context(|| format!("--peer = {shown}: expected llama.cpp's llama-server"))?;
+        Ok(peer)
+    }
 
-    /// Scenario: an answer with a line before it, and one without the generation test. Guarantees: speeds are taken by
-    /// the tests' lengths, and a missing test is an error.
-    #[test]
-    fn speeds_are_found_by_length() {
-        let decode = r#"{"build_commit":"abc","n_prompt":0,"n_gen":64,"avg_ts":30.5}"#;
-        let prefill = r#"{"build_commit":"abc","n_prompt":512,"n_gen":0,"avg_ts":400.0,"stddev_ts":0.0}"#;
-        let speeds = parse(&format!("load: ok\n[{decode},\n{prefill}]\n")).unwrap();
-        assert_eq!((speeds.prefill, speeds.decode, speeds.build.as_str()), (400.0, 30.5, "llama.cpp abc"));
-        assert!(parse(&format!("[{prefill}]")).is_err());
-        assert!(parse("nothing").is_err());
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the server calls its build.
+    pub(super) fn build(&self) -> anyhow::Result<String> {
+        let request = self.client.get(format!("{}/props", self.url));
+        let props: Props = self.runtime.block_on(async { request.send().await?.json().await })?;
+        Ok(format!("llama.cpp {}", props.build_info))
+    }
+
+    /// Prompt tokens a second.
+    pub(super) fn prefill(&mut self, tokens: usize) -> anyhow::Result<f64> {
+        let timings = self.complete(1, (tokens, 1))?;
+        Ok(timings.iter().map(|timing| timing.prompt_per_second).sum())
+    }
+
+    /// Tokens a second over all sequences: the sum of their own speeds, which is no lower than the true one.
+    pub(super) fn decode(&mut self, sequences: usize, tokens: usize) -> anyhow::Result<f64> {
+        let timings = self.complete(sequences, (1, tokens + 1))?;
+        Ok(timings.iter().map(|timing| timing.predicted_per_second).sum())
+    }
+
+    fn complete(&mut self, sequences: usize, (prompt, tokens): (usize, usize)) -> anyhow::Result<Vec<Timings>> {
+        // As many as the smallest vocabulary that matters here.
+        const VOCAB: usize = 32_000;
+        let url = format!("{}/completion", self.url);
+        let calls = (0..sequences).map(|_| {
+            self.prompts += 1;
+            let body = json!({
+                "prompt": prompt_tokens(self.prompts, prompt, VOCAB), "n_predict": tokens, "temperature": 0,
+                "samplers": ["temperature"], "ignore_eos": true, "cache_prompt": false,
+            });
+            let request = self.client.post(&url).json(&body);
+            async move { anyhow::Ok(request.send().await?.error_for_status()?.json::<Completion>().await?.timings) }
+        });
+        let calls: Vec<_> = calls.collect();
+        let timings = self.runtime.block_on(try_join_all(calls)).context("the peer did not answer")?;
+        for timing in &timings {
+            let done = (timing.prompt_n, timing.predicted_n);
+            ensure!(done == (prompt, tokens), "the peer computed {done:?} tokens; expected {:?}", (prompt, tokens));
+        }
+        Ok(timings)
+    }
+
+    fn wait_until_healthy(&mut self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        loop {
+            let request = self.client.get(format!("{}/health", self.url));
+            let answer = self.runtime.block_on(request.send());
+            if answer.is_ok_and(|answer| answer.status().is_success()) {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                anyhow::bail!("it ended with {status}");
+            }
+            ensure!(started.elapsed() < START_MAX, "it was not ready after {START_MAX:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
