@@ -32,7 +32,7 @@ fn main() {
                 let work = (2 * tokens * shape[0] * shape[1], bytes.len());
                 bench.measure(&label, threads, work, || {
                     let x = Rows::new(&x, shape[1]).expect("rows");
-                    let product = Product { weight, bias: None, out: &mut out };
+                    let product = Product { weight: weight.into(), bias: None, out: &mut out };
                     matmul(&device, x, &mut [product]).expect("shapes");
                 });
             }

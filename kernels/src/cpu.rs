@@ -4,11 +4,13 @@
 //! This is one of the rooms where `unsafe` lives. The rule that makes it sound: `ops` has checked every shape before it
 //! calls a body, and a body is entered only through `for_isa!`, which has asked the CPU for the instruction set.
 
+pub(crate) mod aligned;
 pub(crate) mod attention;
 pub(crate) mod decode;
 pub(crate) mod dot;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod int8;
 pub(crate) mod matmul;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

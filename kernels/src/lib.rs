@@ -6,6 +6,7 @@
 //! | `reference/<op>` | the judge: plain loops, f64 sums, no tricks |
 //! | `cpu/<op>` | the fast bodies, AVX-512 / AVX2 / portable chosen at run time |
 //! | `dtype`, `tensor` | how weights and activations lie in memory |
+//! | `packed` | quantised weights in the order that the int8 bodies of `cpu/int8` read |
 //! | `device` | a thread pool and an instruction set |
 //!
 //! Invariants: shapes are checked before any arithmetic ([`KernelError`]), so no kernel reads out of range. A row of a
@@ -23,10 +24,12 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod ops;
+pub mod packed;
 pub mod reference;
 pub mod tensor;
 
 pub use device::{Device, Isa};
 pub use dtype::Dtype;
 pub use error::KernelError;
-pub use tensor::{Rows, WeightMatrix};
+pub use packed::PackedMatrix;
+pub use tensor::{Rows, Weight, WeightMatrix};

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod dequantize;
 pub mod elementwise;
+pub mod int8;
 pub mod matmul;
 pub mod rms_norm;
 pub mod rope;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the number of bytes or values behind a view is exactly what its shape says; it is checked once, here.
 
-use crate::{dtype::Dtype, error::KernelError};
+use crate::{dtype::Dtype, error::KernelError, packed::PackedMatrix};
 
 /// Activations: `rows × cols` f32, row-major, no gaps.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +85,50 @@ impl<'a> WeightMatrix<'a> {
     pub(crate) fn row(&self, index: usize) -> &'a [u8] {
         let row_bytes = self.row_bytes();
         &self.bytes[index * row_bytes..(index + 1) * row_bytes]
+    }
+}
+
+/// A weight matrix in either order, and with it the arithmetic that a product uses.
+#[derive(Debug, Clone, Copy)]
+pub enum Weight<'a> {
+    /// As in the file; activations stay f32.
+    Stored(WeightMatrix<'a>),
+    /// Packed at load; activations are rounded to int8.
+    Packed(&'a PackedMatrix),
+}
+
+impl Weight<'_> {
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Weight::Stored(matrix) => matrix.dtype,
+            Weight::Packed(matrix) => matrix.dtype(),
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        match self {
+            Weight::Stored(matrix) => matrix.rows,
+            Weight::Packed(matrix) => matrix.rows(),
+        }
+    }
+
+    pub fn cols(&self) -> usize {
+        match self {
+            Weight::Stored(matrix) => matrix.cols,
+            Weight::Packed(matrix) => matrix.cols(),
+        }
+    }
+}
+
+impl<'a> From<WeightMatrix<'a>> for Weight<'a> {
+    fn from(matrix: WeightMatrix<'a>) -> Self {
+        Weight::Stored(matrix)
+    }
+}
+
+impl<'a> From<&'a PackedMatrix> for Weight<'a> {
+    fn from(matrix: &'a PackedMatrix) -> Self {
+        Weight::Packed(matrix)
     }
 }
 

@@ -5,19 +5,19 @@
 
 use std::marker::PhantomData;
 
-pub(crate) struct SharedOut<'a> {
-    start: *mut f32,
+pub(crate) struct SharedOut<'a, T = f32> {
+    start: *mut T,
     len: usize,
-    borrow: PhantomData<&'a mut [f32]>,
+    borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a `&mut [f32]` whose disjoint parts go to different threads; f32 is `Send`.
-unsafe impl Send for SharedOut<'_> {}
+// SAFETY: it is a `&mut [T]` whose disjoint parts go to different threads; `T` is `Send`.
+unsafe impl<T: Send> Send for SharedOut<'_, T> {}
 // SAFETY: as above; `part` is unsafe and asks for disjoint ranges.
-unsafe impl Sync for SharedOut<'_> {}
+unsafe impl<T: Send> Sync for SharedOut<'_, T> {}
 
-impl<'a> SharedOut<'a> {
-    pub(crate) fn new(values: &'a mut [f32]) -> Self {
+impl<'a, T> SharedOut<'a, T> {
+    pub(crate) fn new(values: &'a mut [T]) -> Self {
         Self { start: values.as_mut_ptr(), len: values.len(), borrow: PhantomData }
     }
 
@@ -27,7 +27,7 @@ impl<'a> SharedOut<'a> {
     /// No other part that overlaps this one may be alive.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
-    pub(crate) unsafe fn part(&self, from: usize, len: usize) -> &mut [f32] {
+    pub(crate) unsafe fn part(&self, from: usize, len: usize) -> &mut [T] {
         assert!(from <= self.len && len <= self.len - from, "invariant: tasks are cut inside the output");
         // SAFETY: in range (above), exclusive (caller), alive for the borrow.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }

@@ -6,5 +6,6 @@
 mod attention;
 mod data;
 mod layouts;
+mod int8;
 mod matmul;
 mod rows;

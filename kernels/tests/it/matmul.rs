@@ -7,7 +7,7 @@ use crate::data::{Source, weights};
 
 fn product(device: &Device, x: Rows<'_>, weight: WeightMatrix<'_>, bias: Option<&[f32]>) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.rows() * weight.rows()];
-    matmul(device, x, &mut [Product { weight, bias, out: &mut out }]).unwrap();
+    matmul(device, x, &mut [Product { weight: weight.into(), bias, out: &mut out }]).unwrap();
     out
 }
 
@@ -80,13 +80,13 @@ fn products_share_a_launch_and_wrong_shapes_are_refused() {
     let device = Device::new(2);
     let (mut out_a, mut out_b) = (vec![0.0; 5 * 48], vec![0.0; 5 * 16]);
     let mut products =
-        [Product { weight: a, bias: None, out: &mut out_a }, Product { weight: b, bias: None, out: &mut out_b }];
+        [Product { weight: a.into(), bias: None, out: &mut out_a }, Product { weight: b.into(), bias: None, out: &mut out_b }];
     matmul(&device, x, &mut products).unwrap();
     assert_eq!(out_a, product(&device, x, a, None));
     assert_eq!(out_b, product(&device, x, b, None));
 
     let mut short = vec![0.0; 5 * 48 - 1];
-    let error = matmul(&device, x, &mut [Product { weight: a, bias: None, out: &mut short }]).unwrap_err();
+    let error = matmul(&device, x, &mut [Product { weight: a.into(), bias: None, out: &mut short }]).unwrap_err();
     assert_eq!(error.to_string(), "matmul: output values is 239, expected 240");
     assert!(WeightMatrix::new(Dtype::Q4_0, [2, 33], &[0; 36]).is_err());
 }

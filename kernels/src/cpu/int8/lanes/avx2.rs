@@ -1,0 +1,119 @@
+//! Eight rows with AVX2: `vpmaddubsw` multiplies and adds pairs into 16 bits.
+//!
+//! Why nothing saturates, with |x| <= 128: a pair of 4-bit weights is at most 15·128·2 = 3840, eight of them 30720; four
+//! pairs of 5 bits 31744; two of 6 bits 32256; all below 32768. Bytes are split into two nibbles, each with sums of its
+//! own, put together as `16 · high + low` in 32 bits.
+
+use std::arch::x86_64::*;
+
+use super::Lanes;
+use crate::cpu::simd::avx2::Avx2;
+
+impl Lanes for Avx2 {
+    const NARROW: usize = 2;
+    const TILE: usize = 4;
+    type Bytes = __m256i;
+    type Four = __m256i;
+    type Ints = __m256i;
+    type Sum = __m256i;
+    type Wide = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn bytes(from: *const u8) -> Self::Bytes {
+        // SAFETY: the caller's promise (32 bytes), here and below.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn put(to: *mut u8, bytes: Self::Bytes) {
+        // SAFETY: the caller's promise (32 bytes).
+        unsafe { _mm256_storeu_si256(to.cast(), bytes) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: Self::Bytes, mask: u8) -> Self::Bytes {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_and_si256(a, _mm256_set1_epi8(mask as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift(a: Self::Bytes, bits: i32) -> Self::Bytes {
+        // SAFETY: the caller's promise. Counts are constants once the loops are unrolled.
+        unsafe {
+            match bits {
+                0 => a,
+                1.. => _mm256_srl_epi16(a, _mm_cvtsi32_si128(bits)),
+                _ => _mm256_sll_epi16(a, _mm_cvtsi32_si128(-bits)),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn look_up(a: Self::Bytes, table: &[u8; 16]) -> Self::Bytes {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), a) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> Self::V {
+        // SAFETY: the caller's promise (8 bytes).
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn four(from: *const u8) -> Self::Four {
+        // SAFETY: the caller's promise (4 bytes).
+        unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn sum_zero() -> Self::Sum {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn sum_step(sum: Self::Sum, weights: Self::Bytes, x: Self::Four) -> Self::Sum {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, x)) }
+    }
+    #[inline(always)]
+    unsafe fn sum_end(sum: Self::Sum) -> Self::Ints {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) }
+    }
+    #[inline(always)]
+    unsafe fn wide_zero() -> Self::Wide {
+        // SAFETY: the caller's promise.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline(always)]
+    unsafe fn wide_step(sum: Self::Wide, weights: Self::Bytes, x: Self::Four) -> Self::Wide {
+        // SAFETY: the caller's promise. The split is the same for every token: the compiler does it once.
+        unsafe {
+            let (low, high) = (Self::and(weights, 15), Self::and(Self::shift(weights, 4), 15));
+            [Self::sum_step(sum[0], low, x), Self::sum_step(sum[1], high, x)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn wide_end(sum: Self::Wide) -> Self::Ints {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let high = _mm256_madd_epi16(sum[1], _mm256_set1_epi16(16));
+            _mm256_add_epi32(Self::sum_end(sum[0]), high)
+        }
+    }
+    #[inline(always)]
+    unsafe fn ints_zero() -> Self::Ints {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn ints_add(a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn ints_to_f32(a: Self::Ints) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_cvtepi32_ps(a) }
+    }
+}
