@@ -2,7 +2,7 @@
 //!
 //! Invariant: a [`Model`] that exists is complete: every tensor its family needs is there with the right sizes, and
 //! there is none that the family does not know. It never changes, so workers share it through an `Arc`. Cost: weights
-//! stay in the mapped file, quantised; norms and biases are copied as f32.
+//! stay in the mapped file, quantised, or are packed beside it ([`Arithmetic`]); norms and biases are copied as f32.
 
 pub mod config;
 pub mod gguf;
@@ -36,6 +36,17 @@ pub enum ModelError {
     Kernel(#[from] KernelError),
 }
 
+/// What products are computed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arithmetic {
+    /// Weights and activations in f32: as exact as the file allows. Weights stay in the mapped file.
+    F32,
+    /// Quantised weights are packed in memory and activations are rounded to int8, a block of 32 at a time: several times
+    /// as fast. Matrices in f32, f16 and bf16 are computed as with [`Arithmetic::F32`].
+    #[default]
+    Int8,
+}
+
 /// A loaded model.
 #[derive(Debug)]
 pub struct Model {
@@ -46,18 +57,21 @@ pub struct Model {
 
 impl Model {
     /// Maps and checks a GGUF file. The file must not change while the model lives.
-    pub fn load(path: &Path) -> Result<Arc<Self>, ModelError> {
-        Self::from_gguf(Gguf::open(path)?)
+    pub fn load(path: &Path, arithmetic: Arithmetic) -> Result<Arc<Self>, ModelError> {
+        Self::from_gguf(Gguf::open(path)?, arithmetic)
     }
 
     /// A model from a parsed file.
-    pub fn from_gguf(gguf: Gguf) -> Result<Arc<Self>, ModelError> {
+    pub fn from_gguf(gguf: Gguf, arithmetic: Arithmetic) -> Result<Arc<Self>, ModelError> {
         let config = Config::read(&gguf)?;
-        let weights = Weights::read(&gguf, &config)?;
+        let mut weights = Weights::read(&gguf, &config)?;
         if let Some(tokens) = gguf.find_texts("tokenizer.ggml.tokens")?
             && tokens.len() != weights.vocab()
         {
             return Err(ModelError::Vocabulary { tokens: tokens.len(), rows: weights.vocab() });
+        }
+        if arithmetic == Arithmetic::Int8 {
+            weights.pack(&gguf)?;
         }
         Ok(Arc::new(Self { config, weights, gguf }))
     }

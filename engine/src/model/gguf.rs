@@ -13,7 +13,12 @@ mod error;
 mod tensor;
 mod value;
 
-use std::{collections::BTreeMap, fs::File, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::Path,
+};
 
 use cursor::Cursor;
 pub use error::GgufError;
@@ -40,7 +45,7 @@ pub mod limits {
 
 #[derive(Debug)]
 enum Bytes {
-    Mapped(memmap2::Mmap),
+    Mapped { map: memmap2::Mmap, file: File },
     Owned(Vec<u8>),
 }
 
@@ -60,7 +65,7 @@ impl Gguf {
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read-only; that nobody changes the file is the condition stated in the module's header.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Self::parse(Bytes::Mapped(map))
+        Self::parse(Bytes::Mapped { map, file })
     }
 
     /// Parses a file that is in memory.
@@ -70,7 +75,7 @@ impl Gguf {
 
     fn parse(bytes: Bytes) -> Result<Self, GgufError> {
         let data: &[u8] = match &bytes {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped { map, .. } => map,
             Bytes::Owned(bytes) => bytes,
         };
         let mut cursor = Cursor::new(data);
@@ -124,8 +129,23 @@ impl Gguf {
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped { map, .. } => map,
             Bytes::Owned(bytes) => bytes,
+        }
+    }
+
+    /// Bytes `offset..offset + len` of the file over the previous contents of `out`, read and not mapped: pages of the map
+    /// that nobody touches take no memory.
+    pub fn read(&self, offset: usize, len: usize, out: &mut Vec<u8>) -> Result<(), GgufError> {
+        out.resize(len, 0);
+        match &self.bytes {
+            Bytes::Mapped { file, .. } => {
+                read_at(file, offset as u64, out).map_err(|source| GgufError::Read { source })
+            }
+            Bytes::Owned(bytes) => {
+                out.copy_from_slice(&bytes[offset..offset + len]);
+                Ok(())
+            }
         }
     }
 
@@ -232,4 +252,10 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Result<usize, GgufError> {
             expected: format!("a power of two from 8 to {}", limits::ALIGNMENT),
         }),
     }
+}
+
+fn read_at(file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+    let mut file = file;
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(out)
 }

@@ -138,7 +138,7 @@ pub fn forward(
     rms_norm(device, norm, Rows::new(wanted, hidden)?, normed)?;
     let start = logits.len();
     logits.resize(start + pass.wanted.len() * model.vocab(), 0.0);
-    let product = Product { weight: weights.output.view(file), bias: None, out: &mut logits[start..] };
+    let product = Product { weight: weights.output.weight(file), bias: None, out: &mut logits[start..] };
     matmul(device, Rows::new(normed, hidden)?, &mut [product])
 }
 
@@ -161,7 +161,7 @@ struct Step<'a> {
 
 impl Step<'_> {
     fn product<'a>(&'a self, linear: &'a Linear, out: &'a mut [f32]) -> Product<'a> {
-        Product { weight: linear.matrix.view(self.model.gguf().bytes()), bias: linear.bias.as_deref(), out }
+        Product { weight: linear.matrix.weight(self.model.gguf().bytes()), bias: linear.bias.as_deref(), out }
     }
 
     /// `stream += output(attention(norm(stream)))`.

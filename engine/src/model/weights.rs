@@ -1,11 +1,12 @@
 //! The tensors of a Llama-family model, found by name and checked for size.
 //!
-//! Invariant: a [`Matrix`] names bytes that lie in the file and hold exactly its rows and columns. Cost: no copy of
-//! matrices; vectors are f32 copies.
+//! Invariant: a [`Matrix`] names bytes that lie in the file and hold exactly its rows and columns. Cost: vectors are f32
+//! copies; matrices are not copied, unless they are packed for int8 arithmetic: then the file is read once, a tensor at a
+//! time, and the copies are as large as what they are copies of.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
-use kernels::{Dtype, WeightMatrix, reference::dequantize};
+use kernels::{Dtype, PackedMatrix, Weight, WeightMatrix, reference::dequantize};
 
 use super::{
     ModelError,
@@ -13,7 +14,7 @@ use super::{
     gguf::{Gguf, TensorInfo},
 };
 
-/// A matrix as stored in the file.
+/// A matrix as stored in the file, and perhaps packed in memory.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     dtype: Dtype,
@@ -21,6 +22,7 @@ pub struct Matrix {
     cols: usize,
     offset: usize,
     len: usize,
+    packed: Option<Arc<PackedMatrix>>,
 }
 
 impl Matrix {
@@ -30,8 +32,26 @@ impl Matrix {
             .expect("invariant: sizes were checked when the model was read")
     }
 
+    /// What products are computed with: the packed matrix if there is one.
+    pub fn weight<'a>(&'a self, file: &'a [u8]) -> Weight<'a> {
+        match &self.packed {
+            Some(packed) => Weight::Packed(packed),
+            None => Weight::Stored(self.view(file)),
+        }
+    }
+
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Packs the matrix, if its layout can be. `buffer` is scratch.
+    fn pack(&mut self, gguf: &Gguf, buffer: &mut Vec<u8>) -> Result<(), ModelError> {
+        if PackedMatrix::can_pack(self.dtype) {
+            gguf.read(self.offset, self.len, buffer)?;
+            let stored = WeightMatrix::new(self.dtype, [self.rows, self.cols], buffer)?;
+            self.packed = Some(Arc::new(PackedMatrix::new(&stored)?));
+        }
+        Ok(())
     }
 }
 
@@ -92,6 +112,19 @@ impl Weights {
     pub fn vocab(&self) -> usize {
         self.embedding.rows
     }
+
+    /// Packs every matrix that takes part in products.
+    pub(super) fn pack(&mut self, gguf: &Gguf) -> Result<(), ModelError> {
+        let mut buffer = Vec::new();
+        for layer in &mut self.layers {
+            let attention = [&mut layer.query, &mut layer.key, &mut layer.value, &mut layer.attention_output];
+            let feed_forward = [&mut layer.gate, &mut layer.up, &mut layer.down];
+            for linear in attention.into_iter().chain(feed_forward) {
+                linear.matrix.pack(gguf, &mut buffer)?;
+            }
+        }
+        self.output.pack(gguf, &mut buffer)
+    }
 }
 
 struct Reader<'a> {
@@ -125,7 +158,7 @@ impl<'a> Reader<'a> {
         let tensor = self.find(name)?;
         expect_sizes(tensor, &[cols, rows])?;
         WeightMatrix::new(tensor.dtype, [rows, cols], self.gguf.tensor_bytes(tensor))?;
-        Ok(Matrix { dtype: tensor.dtype, rows, cols, offset: tensor.offset, len: tensor.len })
+        Ok(Matrix { dtype: tensor.dtype, rows, cols, offset: tensor.offset, len: tensor.len, packed: None })
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use engine::{
-    model::{Gguf, Model, tiny::tiny_llama_gguf},
+    model::{Arithmetic, Gguf, Model, tiny::tiny_llama_gguf},
     runner::{
         Batch, BatchSlot, ModelRunner,
         cpu::{CpuRunner, CpuRunnerOptions},
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use crate::data::{slot, step};
 
 static MODEL: LazyLock<Arc<Model>> =
-    LazyLock::new(|| Model::from_gguf(Gguf::from_bytes(tiny_llama_gguf(1)).unwrap()).unwrap());
+    LazyLock::new(|| Model::from_gguf(Gguf::from_bytes(tiny_llama_gguf(1)).unwrap(), Arithmetic::Int8).unwrap());
 
 fn runner(threads: usize, block_size: usize, blocks: usize) -> CpuRunner {
     CpuRunner::new(MODEL.clone(), CpuRunnerOptions { threads, block_size, blocks }).unwrap()

@@ -5,7 +5,7 @@ use std::{io::Write as _, os::unix::fs::FileExt as _};
 
 use engine::{
     chat_template::{AddGenerationPrompt, ChatMessage, ChatTemplate},
-    model::{Gguf, Model, tiny::tiny_llama_gguf},
+    model::{Arithmetic, Gguf, Model, tiny::tiny_llama_gguf},
     runner::{
         ModelRunner,
         cpu::{CpuRunner, CpuRunnerOptions},
@@ -24,7 +24,7 @@ fn exercise(bytes: Vec<u8>) -> bool {
         let ids = tokenizer.encode("the end <|im_end|> é", AddSpecial::AsModel, ParseSpecial::Control).unwrap();
         tokenizer.decode(&ids);
     }
-    let Ok(model) = Model::from_gguf(gguf) else { return false };
+    let Ok(model) = Model::from_gguf(gguf, Arithmetic::Int8) else { return false };
     if let Some(template) = model.chat_template().and_then(|source| ChatTemplate::new(source, "", "").ok()) {
         // An error is as good as a text here.
         let _ = template.render(&[ChatMessage::text("user", "x")], None, AddGenerationPrompt::Yes);
@@ -118,7 +118,7 @@ fn the_real_header_may_be_wrong() {
     let mut copy = tempfile::NamedTempFile::new().unwrap();
     copy.write_all(&whole.bytes()[..header]).unwrap();
     copy.as_file().set_len(whole.bytes().len() as u64).unwrap();
-    assert!(Model::load(copy.path()).is_ok());
+    assert!(Model::load(copy.path(), Arithmetic::Int8).is_ok());
     // Half of the places in the first 1500 bytes, half in the last 14 000: the rest is the token list.
     let places = (0..150).map(|i| i * 10).chain((0..150).map(|i| header - 14_000 + i * 93));
     let (mut parsed, mut usable) = (0, 0);
@@ -127,7 +127,7 @@ fn the_real_header_may_be_wrong() {
         copy.as_file().write_all_at(&[right ^ (1 << (at % 8))], at as u64).unwrap();
         if let Ok(gguf) = Gguf::open(copy.path()) {
             parsed += 1;
-            usable += usize::from(Model::from_gguf(gguf).is_ok());
+            usable += usize::from(Model::from_gguf(gguf, Arithmetic::Int8).is_ok());
         }
         copy.as_file().write_all_at(&[right], at as u64).unwrap();
     }
@@ -146,7 +146,7 @@ fn errors_say_what_and_what_would_be_right() {
         file[at..at + to.len()].copy_from_slice(to);
         Gguf::from_bytes(file)
             .map_err(|error| error.to_string())
-            .and_then(|gguf| Model::from_gguf(gguf).map(|_| ()).map_err(|error| error.to_string()))
+            .and_then(|gguf| Model::from_gguf(gguf, Arithmetic::Int8).map(|_| ()).map_err(|error| error.to_string()))
     };
     for (from, to, want) in [
         ("GGUF", "GGML", "not a GGUF file: it starts with the bytes [47, 47, 4d, 4c], expected \"GGUF\""),

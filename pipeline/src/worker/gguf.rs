@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 
 use engine::{
     detokenizer::TokenBytes,
-    model::Model,
+    model::{Arithmetic, Model},
     runner::cpu::{CpuRunner, CpuRunnerOptions},
     tokenizer::Tokenizer,
 };
@@ -28,7 +28,7 @@ impl TokenBytes for ModelTokens {
 
 pub(super) fn load(path: &Path, options: &WorkerOptions) -> Result<Parts, ModelSetupError> {
     let failed = |problem: String| ModelSetupError::Load { path: path.to_path_buf(), problem };
-    let model = Model::load(path).map_err(|error| failed(error.to_string()))?;
+    let model = Model::load(path, Arithmetic::Int8).map_err(|error| failed(error.to_string()))?;
     let tokenizer = Tokenizer::from_gguf(model.gguf()).map_err(|error| failed(error.to_string()))?;
     let config = model.config();
     let token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size_of::<f32>();

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 pub enum GgufError {
     #[error("cannot read {}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
+    #[error("cannot read the weights: {source}")]
+    Read { source: std::io::Error },
     #[error("not a GGUF file: it starts with the bytes {magic:02x?}, expected \"GGUF\"")]
     NotGguf { magic: [u8; 4] },
     #[error("GGUF version is {version}, expected 2 or 3 (little-endian)")]

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use engine::model::{Arithmetic, Model};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -145,7 +146,7 @@ pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
     let memories = [Some(ours.pid()), peer.as_ref().map(Peer::pid), fast.as_ref().map(Peer::pid)];
     let [own, theirs, fastest] = memories.map(|pid| pid.and_then(|pid| peak_bytes(pid).ok()).map(|bytes| bytes as f64));
     let share = ours.ask(Question::SchedulerShare { sequences: SCHEDULED })?;
-    let weight_bytes = engine::model::Model::load(&path)?.weight_bytes();
+    let weight_bytes = Model::load(&path, Arithmetic::F32)?.weight_bytes();
     let mut figures = Map::new();
     for (case, samples) in &samples {
         show(*case, samples, &mut figures);
