@@ -38,16 +38,36 @@ pub mod limits {
     pub const ALIGNMENT: u64 = 64 * 1024;
 }
 
+/// How the rows of query and key matrices are ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As GGUF files of the family have them.
+    AsGguf,
+    /// As the model was trained: Hugging Face files.
+    AsTrained,
+}
+
 #[derive(Debug)]
-enum Bytes {
+pub(in crate::model) enum Bytes {
     Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
+}
+
+impl Bytes {
+    pub(in crate::model) fn as_slice(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
 }
 
 /// A parsed file.
 #[derive(Debug)]
 pub struct Gguf {
-    bytes: Bytes,
+    /// The bytes that tensors lie in: one for a GGUF file.
+    parts: Vec<Bytes>,
+    row_order: RowOrder,
     version: u32,
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, TensorInfo>,
@@ -69,10 +89,7 @@ impl Gguf {
     }
 
     fn parse(bytes: Bytes) -> Result<Self, GgufError> {
-        let data: &[u8] = match &bytes {
-            Bytes::Mapped(map) => map,
-            Bytes::Owned(bytes) => bytes,
-        };
+        let data = bytes.as_slice();
         let mut cursor = Cursor::new(data);
         let magic = cursor.array::<4>("magic")?;
         if &magic != b"GGUF" {
@@ -105,7 +122,7 @@ impl Gguf {
         for tensor in tensors.values_mut() {
             place(tensor, [start, alignment, data.len()])?;
         }
-        Ok(Self { version, metadata, tensors, bytes })
+        Ok(Self { version, metadata, tensors, parts: vec![bytes], row_order: RowOrder::AsGguf })
     }
 
     pub fn version(&self) -> u32 {
@@ -121,17 +138,23 @@ impl Gguf {
         &self.metadata
     }
 
-    /// The whole file.
+    /// The whole (first) file.
     pub fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Mapped(map) => map,
-            Bytes::Owned(bytes) => bytes,
-        }
+        self.parts.first().map_or(&[], Bytes::as_slice)
     }
 
     /// The stored bytes of a tensor of this file.
     pub fn tensor_bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        &self.bytes()[tensor.offset..tensor.offset + tensor.len]
+        &self.part(tensor.part)[tensor.offset..tensor.offset + tensor.len]
+    }
+
+    /// The bytes of one of the model's files.
+    pub(in crate::model) fn part(&self, part: usize) -> &[u8] {
+        self.parts[part].as_slice()
+    }
+
+    pub fn row_order(&self) -> RowOrder {
+        self.row_order
     }
 
     pub fn find(&self, key: &str) -> Option<&Value> {
