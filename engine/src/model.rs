@@ -5,14 +5,16 @@
 //! stay in the mapped file, quantised, or are packed beside it ([`Arithmetic`]); norms and biases are copied as f32.
 
 pub mod config;
+pub mod family;
+pub mod forward;
 pub mod gguf;
-pub mod llama;
 pub mod tiny;
 pub mod weights;
 
 use std::{path::Path, sync::Arc};
 
-pub use config::{Config, Family};
+pub use config::Config;
+pub use family::Family;
 pub use gguf::{Gguf, GgufError};
 use kernels::KernelError;
 pub use weights::Weights;

@@ -9,7 +9,7 @@ fn main() {
     let mut bench = Bench::new("attention");
     let (heads, context) = (9, 2048);
     let cache = KvLayout { blocks: 8 * context / 16, block_size: 16, kv_heads: 3, head_dim: 64 };
-    let shape = AttentionShape { cache, heads, scale: 0.125 };
+    let shape = AttentionShape { cache, heads, scale: 0.125, window: usize::MAX };
     let pages: Vec<f32> = (0..cache.values()).map(|i| (i % 31) as f32 * 0.01 - 0.15).collect();
     let tables: Vec<Vec<u32>> = (0..8)
         .map(|slot| (0..context as u32 / 16).map(|block| (block * 8 + slot) % cache.blocks as u32).collect())

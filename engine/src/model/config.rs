@@ -5,20 +5,10 @@
 
 use kernels::ops::rope::RopeStyle;
 
-use super::gguf::{Gguf, GgufError};
-
-/// Families that `llama.rs` computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// Llama, SmolLM, Mistral: interleaved rotation.
-    Llama,
-    /// Qwen 2 and 2.5: rotation by halves, biases on queries, keys and values.
-    Qwen2,
-}
-
-impl Family {
-    pub const NAMES: [&'static str; 2] = ["llama", "qwen2"];
-}
+use super::{
+    family::Family,
+    gguf::{Gguf, GgufError, RowOrder},
+};
 
 /// Sizes and constants of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,23 +25,38 @@ pub struct Config {
     /// Longest sequence the model was made for, in tokens.
     pub context: usize,
     pub rms_eps: f32,
+    /// Attention scores are multiplied with this.
+    pub attention_scale: f32,
     pub rope_style: RopeStyle,
     pub rope_base: f32,
+    /// Rotation frequencies are multiplied with this (linear scaling); not those of local layers.
+    pub rope_scale: f32,
     /// Values of a head that are rotated; even.
     pub rope_dims: usize,
+    /// Local layers, for families that have them.
+    pub sliding: Option<Sliding>,
+}
+
+/// Local layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sliding {
+    /// Last positions that a token attends to, its own included; at least 1.
+    pub window: usize,
+    /// The last of every so many layers is global; at least 1.
+    pub global_every: usize,
+    /// Rotation base of local layers.
+    pub rope_base: f32,
 }
 
 impl Config {
     pub fn read(gguf: &Gguf) -> Result<Self, GgufError> {
-        let family = match gguf.text("general.architecture")? {
-            "llama" => Family::Llama,
-            "qwen2" => Family::Qwen2,
-            other => {
-                let expected = format!("one of {}", Family::NAMES.join(", "));
-                return Err(bad("general.architecture", format!("{other:?}"), expected));
-            }
-        };
-        let key = |name: &str| format!("{}.{name}", Family::NAMES[family as usize]);
+        let architecture = gguf.text("general.architecture")?;
+        let family = Family::of_architecture(architecture).ok_or_else(|| {
+            let expected = format!("one of {}", Family::architectures());
+            bad("general.architecture", format!("{architecture:?}"), expected)
+        })?;
+        let recipe = family.recipe();
+        let key = |name: &str| format!("{}.{name}", recipe.architecture);
         refuse_variants(gguf, &key)?;
         let heads = gguf.count(&key("attention.head_count"), 1..=4096)?;
         let hidden = gguf.count(&key("embedding_length"), 16..=1 << 17)?;
@@ -63,8 +68,7 @@ impl Config {
             Some(_) => gguf.count(&key("attention.key_length"), 16..=1024)?,
             None => hidden / heads,
         };
-        let rope_dims = gguf.find_count(&key("rope.dimension_count"))?.unwrap_or(head_dim);
-        let config = Self {
+        let mut config = Self {
             family,
             layers: gguf.count(&key("block_count"), 1..=1024)?,
             hidden,
@@ -74,13 +78,20 @@ impl Config {
             head_dim,
             context: gguf.count(&key("context_length"), 1..=1 << 24)?,
             rms_eps: positive(gguf, &key("attention.layer_norm_rms_epsilon"), None)?,
-            rope_style: match family {
-                Family::Llama => RopeStyle::Interleaved,
-                Family::Qwen2 => RopeStyle::Halves,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            rope_style: match gguf.row_order() {
+                RowOrder::AsGguf => recipe.gguf_rope,
+                RowOrder::AsTrained => RopeStyle::Halves,
             },
             rope_base: positive(gguf, &key("rope.freq_base"), Some(10_000.0))?,
-            rope_dims,
+            rope_scale: rope_scale(gguf, &key)?,
+            rope_dims: gguf.find_count(&key("rope.dimension_count"))?.unwrap_or(head_dim),
+            sliding: sliding(gguf, family, &key)?,
         };
+        (recipe.adjust)(&mut config);
+        if gguf.find(&key("attention.scale")).is_some() {
+            config.attention_scale = positive(gguf, &key("attention.scale"), None)?;
+        }
         config.check(&key)?;
         Ok(config)
     }
@@ -116,29 +127,68 @@ impl Config {
         self.kv_heads * self.head_dim
     }
 
+    /// The window of a local layer; `None` for a global one.
+    pub fn local(&self, layer: usize) -> Option<&Sliding> {
+        self.sliding.as_ref().filter(|sliding| !(layer + 1).is_multiple_of(sliding.global_every))
+    }
+
     /// One rotation frequency a pair, in f32 as the models were trained.
     pub fn rope_frequencies(&self) -> Vec<f32> {
+        self.frequencies(self.rope_base).into_iter().map(|frequency| frequency * self.rope_scale).collect()
+    }
+
+    /// Those of local layers, for families that have them.
+    pub fn local_rope_frequencies(&self) -> Option<Vec<f32>> {
+        self.sliding.map(|sliding| self.frequencies(sliding.rope_base))
+    }
+
+    fn frequencies(&self, base: f32) -> Vec<f32> {
         let exponent = |pair: usize| -(2.0 * pair as f64) / self.rope_dims as f64;
-        (0..self.rope_dims / 2).map(|pair| f64::from(self.rope_base).powf(exponent(pair)) as f32).collect()
+        (0..self.rope_dims / 2).map(|pair| f64::from(base).powf(exponent(pair)) as f32).collect()
+    }
+}
+
+/// Local layers, as the file describes them or as the family has them.
+fn sliding(gguf: &Gguf, family: Family, key: &dyn Fn(&str) -> String) -> Result<Option<Sliding>, GgufError> {
+    let name = key("attention.sliding_window");
+    let window = gguf.find_count(&name)?.filter(|window| *window > 0);
+    let Some(recipe) = family.recipe().sliding else {
+        return match window {
+            None => Ok(None),
+            Some(count) => Err(bad(&name, count.to_string(), format!("0 (a {family:?} model has no local layers)"))),
+        };
+    };
+    let Some(window) = window else { return Ok(None) };
+    let pattern = key("attention.sliding_window_pattern");
+    let global_every = match gguf.find_count(&pattern)? {
+        Some(_) => gguf.count(&pattern, 1..=1024)?,
+        None => recipe.global_every,
+    };
+    let rope_base = positive(gguf, &key("rope.freq_base_swa"), Some(recipe.rope_base))?;
+    Ok(Some(Sliding { window, global_every, rope_base }))
+}
+
+fn rope_scale(gguf: &Gguf, key: &dyn Fn(&str) -> String) -> Result<f32, GgufError> {
+    let scaling = key("rope.scaling.type");
+    match gguf.find_text(&scaling)? {
+        None | Some("none") => Ok(1.0),
+        Some("linear") => Ok(1.0 / positive(gguf, &key("rope.scaling.factor"), None)?),
+        Some(other) => Err(bad(&scaling, format!("{other:?}"), "\"none\" or \"linear\"".to_owned())),
     }
 }
 
 /// Variants of a family that would give wrong results if they were ignored.
 fn refuse_variants(gguf: &Gguf, key: &dyn Fn(&str) -> String) -> Result<(), GgufError> {
-    let scaling = key("rope.scaling.type");
-    match gguf.find_text(&scaling)? {
-        None | Some("none") => {}
-        Some(other) => return Err(bad(&scaling, format!("{other:?}"), "\"none\" (no scaling is built)".to_owned())),
-    }
     let experts = key("expert_count");
     match gguf.find_count(&experts)? {
         None | Some(0) => {}
         Some(count) => return Err(bad(&experts, count.to_string(), "0 (no mixture of experts is built)".to_owned())),
     }
-    let window = key("attention.sliding_window");
-    match gguf.find_count(&window)? {
-        None | Some(0) => {}
-        Some(count) => return Err(bad(&window, count.to_string(), "0 (no sliding window is built)".to_owned())),
+    for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        match gguf.find_number(&key(name))? {
+            None | Some(0.0) => {}
+            Some(cap) => return Err(bad(&key(name), cap.to_string(), "0 (no capping of logits is built)".to_owned())),
+        }
     }
     let value_length = key("attention.value_length");
     match (gguf.find_count(&value_length)?, gguf.find_count(&key("attention.key_length"))?) {

@@ -43,16 +43,51 @@ pub mod limits {
     pub const ALIGNMENT: u64 = 64 * 1024;
 }
 
+/// How the rows of query and key matrices are ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As GGUF files of the family have them.
+    AsGguf,
+    /// As the model was trained: Hugging Face files.
+    AsTrained,
+}
+
 #[derive(Debug)]
-enum Bytes {
+pub(in crate::model) enum Bytes {
     Mapped { map: memmap2::Mmap, file: File },
     Owned(Vec<u8>),
+}
+
+impl Bytes {
+    pub(in crate::model) fn as_slice(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped { map, .. } => map,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+
+    /// Bytes `offset..offset + len` over the previous contents of `out`, read and not mapped: pages of a map that nobody
+    /// touches take no memory.
+    pub(in crate::model) fn read(&self, offset: usize, len: usize, out: &mut Vec<u8>) -> Result<(), GgufError> {
+        out.resize(len, 0);
+        match self {
+            Bytes::Mapped { file, .. } => {
+                read_at(file, offset as u64, out).map_err(|source| GgufError::Read { source })
+            }
+            Bytes::Owned(bytes) => {
+                out.copy_from_slice(&bytes[offset..offset + len]);
+                Ok(())
+            }
+        }
+    }
 }
 
 /// A parsed file.
 #[derive(Debug)]
 pub struct Gguf {
-    bytes: Bytes,
+    /// The bytes that tensors lie in: one for a GGUF file.
+    parts: Vec<Bytes>,
+    row_order: RowOrder,
     version: u32,
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, TensorInfo>,
@@ -74,10 +109,7 @@ impl Gguf {
     }
 
     fn parse(bytes: Bytes) -> Result<Self, GgufError> {
-        let data: &[u8] = match &bytes {
-            Bytes::Mapped { map, .. } => map,
-            Bytes::Owned(bytes) => bytes,
-        };
+        let data = bytes.as_slice();
         let mut cursor = Cursor::new(data);
         let magic = cursor.array::<4>("magic")?;
         if &magic != b"GGUF" {
@@ -110,7 +142,7 @@ impl Gguf {
         for tensor in tensors.values_mut() {
             place(tensor, [start, alignment, data.len()])?;
         }
-        Ok(Self { version, metadata, tensors, bytes })
+        Ok(Self { version, metadata, tensors, parts: vec![bytes], row_order: RowOrder::AsGguf })
     }
 
     pub fn version(&self) -> u32 {
@@ -126,32 +158,23 @@ impl Gguf {
         &self.metadata
     }
 
-    /// The whole file.
+    /// The whole (first) file.
     pub fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Mapped { map, .. } => map,
-            Bytes::Owned(bytes) => bytes,
-        }
-    }
-
-    /// Bytes `offset..offset + len` of the file over the previous contents of `out`, read and not mapped: pages of the map
-    /// that nobody touches take no memory.
-    pub fn read(&self, offset: usize, len: usize, out: &mut Vec<u8>) -> Result<(), GgufError> {
-        out.resize(len, 0);
-        match &self.bytes {
-            Bytes::Mapped { file, .. } => {
-                read_at(file, offset as u64, out).map_err(|source| GgufError::Read { source })
-            }
-            Bytes::Owned(bytes) => {
-                out.copy_from_slice(&bytes[offset..offset + len]);
-                Ok(())
-            }
-        }
+        self.parts.first().map_or(&[], Bytes::as_slice)
     }
 
     /// The stored bytes of a tensor of this file.
     pub fn tensor_bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        &self.bytes()[tensor.offset..tensor.offset + tensor.len]
+        &self.part(tensor.part).as_slice()[tensor.offset..tensor.offset + tensor.len]
+    }
+
+    /// The bytes of one of the model's files.
+    pub(in crate::model) fn part(&self, part: usize) -> &Bytes {
+        &self.parts[part]
+    }
+
+    pub fn row_order(&self) -> RowOrder {
+        self.row_order
     }
 
     pub fn find(&self, key: &str) -> Option<&Value> {

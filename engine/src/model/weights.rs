@@ -1,4 +1,4 @@
-//! The tensors of a Llama-family model, found by name and checked for size.
+//! The tensors of a model, found by name and checked for size.
 //!
 //! Invariant: a [`Matrix`] names bytes that lie in the file and hold exactly its rows and columns. Cost: vectors are f32
 //! copies; matrices are not copied, unless they are packed for int8 arithmetic: then the file is read once, a tensor at a
@@ -20,6 +20,7 @@ pub struct Matrix {
     dtype: Dtype,
     rows: usize,
     cols: usize,
+    part: usize,
     offset: usize,
     len: usize,
     packed: Option<Arc<PackedMatrix>>,
@@ -27,13 +28,14 @@ pub struct Matrix {
 
 impl Matrix {
     /// The view of this matrix over the bytes of its file.
-    pub fn view<'a>(&self, file: &'a [u8]) -> WeightMatrix<'a> {
-        WeightMatrix::new(self.dtype, [self.rows, self.cols], &file[self.offset..self.offset + self.len])
+    pub fn view<'a>(&self, file: &'a Gguf) -> WeightMatrix<'a> {
+        let bytes = &file.part(self.part).as_slice()[self.offset..self.offset + self.len];
+        WeightMatrix::new(self.dtype, [self.rows, self.cols], bytes)
             .expect("invariant: sizes were checked when the model was read")
     }
 
     /// What products are computed with: the packed matrix if there is one.
-    pub fn weight<'a>(&'a self, file: &'a [u8]) -> Weight<'a> {
+    pub fn weight<'a>(&'a self, file: &'a Gguf) -> Weight<'a> {
         match &self.packed {
             Some(packed) => Weight::Packed(packed),
             None => Weight::Stored(self.view(file)),
@@ -47,7 +49,7 @@ impl Matrix {
     /// Packs the matrix, if its layout can be. `buffer` is scratch.
     fn pack(&mut self, gguf: &Gguf, buffer: &mut Vec<u8>) -> Result<(), ModelError> {
         if PackedMatrix::can_pack(self.dtype) {
-            gguf.read(self.offset, self.len, buffer)?;
+            gguf.part(self.part).read(self.offset, self.len, buffer)?;
             let stored = WeightMatrix::new(self.dtype, [self.rows, self.cols], buffer)?;
             self.packed = Some(Arc::new(PackedMatrix::new(&stored)?));
         }
@@ -70,6 +72,12 @@ pub struct Layer {
     pub key: Linear,
     pub value: Linear,
     pub attention_output: Linear,
+    /// Norms that some families have, see [`ExtraNorms`](super::family::ExtraNorms): of a head's queries and keys, and
+    /// of the outputs of attention and the feed-forward part.
+    pub query_norm: Option<Vec<f32>>,
+    pub key_norm: Option<Vec<f32>>,
+    pub post_attention_norm: Option<Vec<f32>>,
+    pub post_feed_forward_norm: Option<Vec<f32>>,
     pub feed_forward_norm: Vec<f32>,
     pub gate: Linear,
     pub up: Linear,
@@ -158,7 +166,8 @@ impl<'a> Reader<'a> {
         let tensor = self.find(name)?;
         expect_sizes(tensor, &[cols, rows])?;
         WeightMatrix::new(tensor.dtype, [rows, cols], self.gguf.tensor_bytes(tensor))?;
-        Ok(Matrix { dtype: tensor.dtype, rows, cols, offset: tensor.offset, len: tensor.len, packed: None })
+        let TensorInfo { dtype, part, offset, len, .. } = *tensor;
+        Ok(Matrix { dtype, rows, cols, part, offset, len, packed: None })
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
@@ -186,7 +195,13 @@ impl<'a> Reader<'a> {
         let (hidden, inner) = (config.hidden, config.feed_forward);
         let (query, kv) = (config.query_width(), config.kv_width());
         let name = |part: &str| format!("blk.{index}.{part}");
+        let norms = config.family.recipe().norms;
+        let mut norm = |wanted: bool, part: &str, len: usize| wanted.then(|| self.vector(&name(part), len)).transpose();
         Ok(Layer {
+            query_norm: norm(norms.heads(), "attn_q_norm.weight", config.head_dim)?,
+            key_norm: norm(norms.heads(), "attn_k_norm.weight", config.head_dim)?,
+            post_attention_norm: norm(norms.outputs(), "post_attention_norm.weight", hidden)?,
+            post_feed_forward_norm: norm(norms.outputs(), "post_ffw_norm.weight", hidden)?,
             attention_norm: self.vector(&name("attn_norm.weight"), hidden)?,
             query: self.linear(&name("attn_q"), [query, hidden])?,
             key: self.linear(&name("attn_k"), [kv, hidden])?,

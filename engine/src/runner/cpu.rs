@@ -1,7 +1,7 @@
 //! The CPU runner: a model, its KV pages and a kernel device behind [`ModelRunner`].
 //!
 //! Invariant: a batch is checked in full before anything is computed, so a wrong batch changes no page. The same
-//! sequence gives bit-equal logits alone or in company and with any number of threads. Cost: see `model::llama`;
+//! sequence gives bit-equal logits alone or in company and with any number of threads. Cost: see `model::forward`;
 //! memory: `blocks * block_bytes` of pages (touched only once used), the shared model, one workspace.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use kernels::{
 use crate::{
     model::{
         Model,
-        llama::{KvCache, PASS_TOKENS, Pass, Workspace, forward},
+        forward::{KvCache, PASS_TOKENS, Pass, Workspace, forward},
     },
     runner::{Batch, BatchLogits, BatchSlot, ModelRunner, RunnerError, RunnerShape},
 };

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use engine::{
-    model::{Arithmetic, Gguf, Model, tiny::tiny_llama_gguf},
+    model::{Arithmetic, Family, Gguf, Model, tiny::tiny_gguf},
     runner::{
         Batch, BatchSlot, ModelRunner,
         cpu::{CpuRunner, CpuRunnerOptions},
@@ -13,11 +13,18 @@ use proptest::prelude::*;
 
 use crate::data::{slot, step};
 
-static MODEL: LazyLock<Arc<Model>> =
-    LazyLock::new(|| Model::from_gguf(Gguf::from_bytes(tiny_llama_gguf(1)).unwrap(), Arithmetic::Int8).unwrap());
+static MODELS: LazyLock<Vec<Arc<Model>>> = LazyLock::new(|| {
+    let tiny = |family| Gguf::from_bytes(tiny_gguf(family, 1)).unwrap();
+    Family::ALL.into_iter().map(|family| Model::from_gguf(tiny(family), Arithmetic::Int8).unwrap()).collect()
+});
+static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| MODELS[0].clone());
 
 fn runner(threads: usize, block_size: usize, blocks: usize) -> CpuRunner {
-    CpuRunner::new(MODEL.clone(), CpuRunnerOptions { threads, block_size, blocks }).unwrap()
+    runner_of(&MODEL, CpuRunnerOptions { threads, block_size, blocks })
+}
+
+fn runner_of(model: &Arc<Model>, options: CpuRunnerOptions) -> CpuRunner {
+    CpuRunner::new(model.clone(), options).unwrap()
 }
 
 /// The tokens of a sequence, made from its number.
@@ -26,8 +33,8 @@ fn tokens(sequence: usize, len: usize) -> Vec<u32> {
 }
 
 /// Logits after each of the last `last` tokens, computed alone, in one chunk and then token by token.
-fn alone(text: &[u32], last: usize) -> Vec<Vec<f32>> {
-    let mut runner = runner(1, 8, 64);
+fn alone(model: &Arc<Model>, text: &[u32], last: usize) -> Vec<Vec<f32>> {
+    let mut runner = runner_of(model, CpuRunnerOptions { threads: 1, block_size: 8, blocks: 64 });
     let blocks: Vec<u32> = (0..64).collect();
     let first = text.len() - last + 1;
     let mut all = step(&mut runner, vec![slot(1, (&text[..first], 0), &blocks)]);
@@ -38,19 +45,20 @@ fn alone(text: &[u32], last: usize) -> Vec<Vec<f32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(80))]
 
-    /// Scenario: one to five sequences prefilled in chunks of any size side by side, then decoded side by side, in
+    /// Scenario: a model of any family; one to five sequences prefilled in chunks of any size side by side, then decoded side by side, in
     /// pages of another size, scattered, on one to three threads.
     /// Guarantees: every sequence's logits are bit-equal to those it gets alone.
     #[test]
     fn company_changes_nothing(
         lens in prop::collection::vec(4..90usize, 1..6), chunk in 1..40usize, threads in 1..4usize,
-        block_size in prop::sample::select(vec![1usize, 4, 16]),
+        block_size in prop::sample::select(vec![1usize, 4, 16]), model in prop::sample::select(MODELS.clone()),
     ) {
         let texts: Vec<Vec<u32>> = lens.iter().enumerate().map(|(index, len)| tokens(index, *len)).collect();
         let pages = 100usize.div_ceil(block_size);
-        let mut runner = runner(threads, block_size, pages * texts.len());
+        let options = CpuRunnerOptions { threads, block_size, blocks: pages * texts.len() };
+        let mut runner = runner_of(&model, options);
         // Pages dealt in turn, so that no sequence's lie side by side.
         let blocks = |index: usize| -> Vec<u32> {
             (0..pages).map(|page| (page * texts.len() + index) as u32).rev().collect()
@@ -77,7 +85,7 @@ proptest! {
             }
         }
         for (text, got) in texts.iter().zip(&got) {
-            prop_assert_eq!(&alone(text, 4.min(text.len())), got);
+            prop_assert_eq!(&alone(&model, text, 4.min(text.len())), got);
         }
     }
 }
@@ -92,7 +100,7 @@ fn large_batches_are_cut_without_a_trace() {
     let slots = texts.iter().zip(0..).map(|(text, index)| slot(u64::from(index), (text, 0), &blocks(index))).collect();
     let together = step(&mut runner, slots);
     for (text, got) in texts.iter().zip(&together) {
-        assert_eq!(&alone(text, 1)[0], got);
+        assert_eq!(&alone(&MODEL, text, 1)[0], got);
     }
 }
 

@@ -19,10 +19,20 @@ pub fn smollm2() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("EVENKEEL_MODEL") {
         return found(PathBuf::from(path), "EVENKEEL_MODEL names it");
     }
-    let home = std::env::var_os("EVENKEEL_HOME")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/evenkeel"));
-    found(home.join("models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"), "set EVENKEEL_MODEL")
+    found(home().join("models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"), "set EVENKEEL_MODEL")
+}
+
+/// The Gemma 3 270M file (Q4_K_M): `$EVENKEEL_GEMMA3`, else under `$EVENKEEL_HOME` or `~/.cache/evenkeel`.
+pub fn gemma3() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("EVENKEEL_GEMMA3") {
+        return found(PathBuf::from(path), "EVENKEEL_GEMMA3 names it");
+    }
+    found(home().join("models/gemma3-270m/gemma-3-270m-q4_k_m.gguf"), "set EVENKEEL_GEMMA3")
+}
+
+fn home() -> PathBuf {
+    let cache = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/evenkeel");
+    std::env::var_os("EVENKEEL_HOME").map_or_else(cache, PathBuf::from)
 }
 
 fn found(path: PathBuf, hint: &str) -> Option<PathBuf> {

@@ -150,7 +150,11 @@ fn errors_say_what_and_what_would_be_right() {
     };
     for (from, to, want) in [
         ("GGUF", "GGML", "not a GGUF file: it starts with the bytes [47, 47, 4d, 4c], expected \"GGUF\""),
-        ("llama\x19", "lxama\x19", "metadata key general.architecture is \"lxama\", expected one of llama, qwen2"),
+        (
+            "llama\x19",
+            "lxama\x19",
+            "metadata key general.architecture is \"lxama\", expected one of llama, qwen2, qwen3, gemma3",
+        ),
         ("llama.block_count", "llama.block_xount", "metadata key llama.block_count is missing"),
         ("blk.1.ffn_up.weight", "blk.1.ffn_ux.weight", "tensor blk.1.ffn_up.weight is missing; a Llama model needs it"),
     ] {

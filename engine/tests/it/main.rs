@@ -9,6 +9,7 @@ mod cpu_runner;
 mod data;
 mod gguf_fuzz;
 mod golden;
+mod golden_gemma;
 mod lanes;
 mod lifecycle;
 mod limits;

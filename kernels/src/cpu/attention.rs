@@ -2,11 +2,11 @@
 //!
 //! Three passes over the context: scores (the register tile of [`super::dot`], a block of keys against all query tokens
 //! of the task, so that keys are read from memory once a task), softmax a row, weighted sum of values (a block of
-//! values against all query tokens). Invariant: a query token's result uses the positions up to its own and no other,
-//! in position order, whatever other tokens are in the task. Cost: `4 * heads * head_dim * context` operations a token;
-//! scratch: `tokens * heads * context` f32 a thread, kept between calls.
+//! values against all query tokens). Invariant: a query token's result uses the positions of its window up to its own
+//! and no other, in position order, whatever other tokens are in the task. Cost: `4 * heads * head_dim * context` operations a token
+//! (a window in place of the context where it is shorter); scratch: `tokens * heads * context` f32 a thread, kept between calls.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
 use super::{
     decode::F32,
@@ -52,10 +52,26 @@ impl HeadTask<'_> {
         self.slot.position + token + 1
     }
 
-    /// Of block `block`, the positions that token `token` attends to.
-    fn visible(&self, token: usize, block: usize) -> usize {
+    /// The first position that slot token `token` attends to.
+    fn first(&self, token: usize) -> usize {
+        self.context(token).saturating_sub(self.shape.window)
+    }
+
+    /// Of block `block`, the places that token `token` attends to.
+    fn visible(&self, token: usize, block: usize) -> Range<usize> {
         let block_size = self.shape.cache.block_size;
-        self.context(token).saturating_sub(block * block_size).min(block_size)
+        let inside = |position: usize| position.saturating_sub(block * block_size).min(block_size);
+        inside(self.first(token))..inside(self.context(token))
+    }
+
+    /// The first block that any token of the task attends to. A row of scores starts with its first position.
+    fn first_block(&self) -> usize {
+        self.first(self.from) / self.shape.cache.block_size
+    }
+
+    /// The position of the first score in a row.
+    fn base(&self) -> usize {
+        self.first_block() * self.shape.cache.block_size
     }
 
     /// Asks for the page after `block` while `block` is worked on: pages are scattered, so the hardware cannot guess
@@ -86,33 +102,34 @@ impl HeadTask<'_> {
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd>(_: S, task: &HeadTask<'_>) {
     let group = task.group();
-    let stride = task.context(task.from + task.tokens - 1);
+    let (base, stride) = (task.base(), task.context(task.from + task.tokens - 1) - task.base());
     let mut scores = SCORES.take();
     if scores.len() < task.tokens * group * stride {
         scores.resize(task.tokens * group * stride, 0.0);
     }
     // SAFETY: the caller's promise, for every call below.
     unsafe {
-        for block in 0..task.block_count() {
+        for block in task.first_block()..task.block_count() {
             task.prefetch::<S>(task.keys, block);
             score_block::<S>(task, block, &mut scores, stride);
         }
         for token in 0..task.tokens {
             for head in 0..group {
                 let row = (token * group + head) * stride;
-                let context = task.context(task.from + token);
-                let sum = exp_and_sum::<S>(&mut scores[row..row + context]);
+                let (first, context) = (task.first(task.from + token), task.context(task.from + token));
+                let attended = row + first - base..row + context - base;
+                let sum = exp_and_sum::<S>(&mut scores[attended.clone()]);
                 let at = task.at(task.from + token, head);
                 task.out.part(at, task.shape.cache.head_dim).fill(0.0);
                 // The weights are scaled here, once a position, instead of the sum at the end: one pass less over
                 // `out`.
                 let scale = 1.0 / sum;
-                for weight in &mut scores[row..row + context] {
+                for weight in &mut scores[attended] {
                     *weight *= scale;
                 }
             }
         }
-        for block in 0..task.block_count() {
+        for block in task.first_block()..task.block_count() {
             task.prefetch::<S>(task.values, block);
             mix_block::<S>(task, block, &scores, stride);
         }
@@ -132,13 +149,13 @@ unsafe fn score_block<S: Simd>(task: &HeadTask<'_>, block: usize, scores: &mut [
     let keys = &task.keys[base..base + cache.block_size * cache.head_dim];
     for token in 0..task.tokens {
         let visible = task.visible(task.from + token, block);
-        if visible == 0 {
+        if visible.is_empty() {
             continue;
         }
-        let keys = &keys[..visible * cache.head_dim];
+        let keys = &keys[visible.start * cache.head_dim..visible.end * cache.head_dim];
         let mut head = 0;
         while head < group {
-            let first = (token * group + head) * stride + block * cache.block_size;
+            let first = (token * group + head) * stride + block * cache.block_size + visible.start - task.base();
             let from = task.at(task.from + token, head);
             let place = (&task.queries[from..], &mut scores[first..], stride);
             // SAFETY: the caller's promise; heads `head..head + T` are in the group.
@@ -202,15 +219,16 @@ unsafe fn mix_block<S: Simd>(task: &HeadTask<'_>, block: usize, weights: &[f32],
     let values = &task.values[base..base + cache.block_size * cache.head_dim];
     for token in 0..task.tokens {
         let visible = task.visible(task.from + token, block);
-        if visible == 0 {
+        if visible.is_empty() {
             continue;
         }
+        let values = &values[visible.start * cache.head_dim..];
         for head in 0..group {
-            let from = (token * group + head) * stride + block * cache.block_size;
+            let from = (token * group + head) * stride + block * cache.block_size + visible.start - task.base();
             // SAFETY: this token and head are this task's alone.
             let out = unsafe { task.out.part(task.at(task.from + token, head), cache.head_dim) };
-            // SAFETY: `values` has `visible` rows of `head_dim`, a multiple of 16.
-            unsafe { mix_row::<S>(&weights[from..from + visible], values, out) };
+            // SAFETY: `values` has `visible.len()` rows of `head_dim`, a multiple of 16.
+            unsafe { mix_row::<S>(&weights[from..from + visible.len()], values, out) };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Value-by-value bodies: `x += y`, and SwiGLU `gate = gate * sigmoid(gate) * up`. Memory-bound; nothing is kept.
+//! Value-by-value bodies: `x += y`, SwiGLU `gate = gate * sigmoid(gate) * up`, and GeGLU. Memory-bound; nothing is kept.
 
 use super::{
     shared_out::SharedOut,
@@ -45,22 +45,59 @@ unsafe fn swiglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
     }
 }
 
+/// The tanh form of GELU, written with the logistic function: `(1 + tanh(z)) / 2 = sigmoid(2z)`.
+///
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+unsafe fn geglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
+    /// `2 * sqrt(2 / pi)`.
+    const TWICE_ROOT: f32 = 1.595_769_1;
+    const CUBIC: f32 = 0.044_715;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let one = S::splat(1.0);
+        let inner = S::fma(S::mul(S::splat(CUBIC), gate), gate, one);
+        let twice_z = S::mul(S::mul(S::splat(TWICE_ROOT), gate), inner);
+        let sigmoid = S::div(one, S::add(one, exp::<S>(S::sub(S::zero(), twice_z))));
+        S::mul(S::mul(gate, sigmoid), up)
+    }
+}
+
 /// # Safety
 /// As for [`add`].
 #[inline(always)]
 pub(crate) unsafe fn swiglu<S: Simd>(_: S, span: &Span<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { gated::<S>(span, |gate, up| swiglu_vector::<S>(gate, up)) }
+}
+
+/// # Safety
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn geglu<S: Simd>(_: S, span: &Span<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { gated::<S>(span, |gate, up| geglu_vector::<S>(gate, up)) }
+}
+
+/// `out = activate(out, other)`, vector by vector.
+///
+/// # Safety
+/// As for [`add`].
+#[inline(always)]
+unsafe fn gated<S: Simd>(span: &Span<'_>, activate: impl Fn(S::V, S::V) -> S::V) {
     // SAFETY: the caller's promise; whole vectors stay inside `len`, the rest goes through a padded copy.
     unsafe {
         let gate = span.out.part(span.from, span.len);
         let up = &span.other[span.from..span.from + span.len];
         let whole = span.len - span.len % S::LANES;
         for at in (0..whole).step_by(S::LANES) {
-            let value = swiglu_vector::<S>(S::load(gate.as_ptr().add(at)), S::load(up.as_ptr().add(at)));
+            let value = activate(S::load(gate.as_ptr().add(at)), S::load(up.as_ptr().add(at)));
             S::store(gate.as_mut_ptr().add(at), value);
         }
         if whole < span.len {
             let (mut tail, up) = (padded(&gate[whole..]), padded(&up[whole..]));
-            let value = swiglu_vector::<S>(S::load(tail.as_ptr()), S::load(up.as_ptr()));
+            let value = activate(S::load(tail.as_ptr()), S::load(up.as_ptr()));
             S::store(tail.as_mut_ptr(), value);
             gate[whole..].copy_from_slice(&tail[..span.len - whole]);
         }

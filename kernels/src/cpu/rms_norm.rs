@@ -30,6 +30,32 @@ pub(crate) unsafe fn run<S: Simd>(_: S, task: &NormTask<'_>) {
     }
 }
 
+/// Rows `from..from + rows` of an RMS norm of a matrix over itself.
+pub(crate) struct InPlaceTask<'a> {
+    pub(crate) x: &'a SharedOut<'a>,
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+    pub(crate) from: usize,
+    pub(crate) rows: usize,
+}
+
+/// # Safety
+/// As for [`Simd`]; the rows exist and are this task's alone.
+#[inline(always)]
+pub(crate) unsafe fn run_in_place<S: Simd>(_: S, task: &InPlaceTask<'_>) {
+    let cols = task.weight.len();
+    for row in task.from..task.from + task.rows {
+        // SAFETY: the caller's promise.
+        let x = unsafe { task.x.part(row * cols, cols) };
+        // SAFETY: as for this function.
+        let squares = unsafe { sum_of_squares::<S>(x) };
+        let scale = 1.0 / (squares / cols as f32 + task.eps).sqrt();
+        for (x, weight) in x.iter_mut().zip(task.weight) {
+            *x = *x * scale * weight;
+        }
+    }
+}
+
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]

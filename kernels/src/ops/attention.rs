@@ -1,5 +1,5 @@
 //! Paged causal attention, prefill chunks and decode alike: a slot's new tokens attend to every earlier position in its
-//! pages and to themselves. Tolerance against `reference::attention`: abs 1e-5, eps 1e-4.
+//! pages (or, in a sliding window, to the last of them) and to themselves. Tolerance against `reference::attention`: abs 1e-5, eps 1e-4.
 //!
 //! Also how keys and values get into the pages ([`store_kv`]).
 
@@ -55,6 +55,8 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Scores are multiplied with this, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// A token attends to this many last positions, its own included; `usize::MAX` for all.
+    pub window: usize,
 }
 
 /// New tokens of one sequence.
@@ -121,6 +123,7 @@ pub fn attention(
 
 fn check_input(shape: &AttentionShape, input: &AttentionInput<'_>, out: &[f32]) -> Result<(), KernelError> {
     let cache = &shape.cache;
+    check(OP, "window of 0 positions", usize::from(shape.window == 0), 0)?;
     check(OP, "head size modulo 16", cache.head_dim % 16, 0)?;
     check(OP, "query heads modulo KV heads", shape.heads % cache.kv_heads.max(1), 0)?;
     check(OP, "query columns", input.queries.cols, shape.heads * cache.head_dim)?;

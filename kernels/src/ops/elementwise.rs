@@ -1,4 +1,5 @@
-//! Sums and SwiGLU in place. Tolerances against the references: `add` none (the same sum); `swiglu` abs 1e-6, eps 1e-5.
+//! Sums, SwiGLU and GeGLU in place. Tolerances against the references: `add` and `scale` none (the same arithmetic);
+//! `swiglu` and `geglu` abs 1e-6, eps 1e-5.
 
 use crate::{
     cpu::{
@@ -26,6 +27,19 @@ pub fn swiglu(device: &Device, gate: &mut [f32], up: &[f32]) -> Result<(), Kerne
     let isa = device.isa();
     spans(device, gate, up, &|span| for_isa!(isa, elementwise::swiglu, span, &Span<'_>));
     Ok(())
+}
+
+/// `gate = gelu(gate) * up`, with the tanh form of GELU: `x / 2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x³)))`.
+pub fn geglu(device: &Device, gate: &mut [f32], up: &[f32]) -> Result<(), KernelError> {
+    check("geglu", "values", up.len(), gate.len())?;
+    let isa = device.isa();
+    spans(device, gate, up, &|span| for_isa!(isa, elementwise::geglu, span, &Span<'_>));
+    Ok(())
+}
+
+/// `x *= factor`. Run by the caller's thread: it is meant for one matrix a pass.
+pub fn scale(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|value| *value *= factor);
 }
 
 fn spans(device: &Device, out: &mut [f32], other: &[f32], body: &(dyn Fn(&Span<'_>) + Sync)) {

@@ -30,7 +30,8 @@ fn one_head(
         cache.offset(slot.blocks[position / cache.block_size], kv_head) + position % cache.block_size * cache.head_dim
     };
     let context = slot.position + token + 1;
-    let scores: Vec<f64> = (0..context)
+    let first = context.saturating_sub(shape.window);
+    let scores: Vec<f64> = (first..context)
         .map(|position| {
             let key = &input.keys[place(position)..][..cache.head_dim];
             let dot: f64 = key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum();
@@ -40,7 +41,7 @@ fn one_head(
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = scores.iter().map(|score| (score - max).exp()).sum();
     let mut out = vec![0.0f64; cache.head_dim];
-    for (position, score) in scores.iter().enumerate() {
+    for (position, score) in (first..).zip(&scores) {
         let weight = (score - max).exp() / total;
         for (out, value) in out.iter_mut().zip(&input.values[place(position)..]) {
             *out += weight * f64::from(*value);

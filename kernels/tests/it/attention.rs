@@ -29,7 +29,8 @@ impl Case {
         });
         let slots: Vec<_> = slots.collect();
         let cache = KvLayout { blocks, block_size, kv_heads: heads[1], head_dim };
-        let shape = AttentionShape { cache, heads: heads[0], scale: 1.0 / (head_dim as f32).sqrt() };
+        let shape =
+            AttentionShape { cache, heads: heads[0], scale: 1.0 / (head_dim as f32).sqrt(), window: usize::MAX };
         let rows: usize = sizes.iter().map(|(tokens, _)| tokens).sum();
         let queries = source.values(rows * heads[0] * head_dim).iter().map(|value| value * 8.0).collect();
         Self { shape, keys: source.values(cache.values()), values: source.values(cache.values()), queries, slots }
@@ -62,16 +63,18 @@ impl Case {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Scenario: prefill chunks and decodes side by side, groups of 1 to 5 query heads, scattered pages, every
-    /// instruction set.
+    /// Scenario: prefill chunks and decodes side by side, groups of 1 to 5 query heads, scattered pages, with and
+    /// without a window, every instruction set.
     /// Guarantees: within abs 1e-5, eps 1e-4 of the reference; bit-equal on 1 and 3 threads, and when a slot's tokens
     /// come one at a time instead of together.
     #[test]
     fn attention_is_the_reference(
         seed: u64, group in 1..6usize, kv_heads in 1..4usize, vectors in 1..9usize,
         sizes in prop::collection::vec((1..30usize, 0..60usize), 1..4),
+        window in prop_oneof![Just(usize::MAX), 1..70usize],
     ) {
-        let case = Case::new(seed, [group * kv_heads, kv_heads], 16 * vectors, &sizes);
+        let mut case = Case::new(seed, [group * kv_heads, kv_heads], 16 * vectors, &sizes);
+        case.shape.window = window;
         let slots = case.slots();
         let want = reference::attention::attention(&case.shape, case.input(&slots));
         let single: Vec<AttentionSlot<'_>> = slots.iter().flat_map(|slot| {
@@ -103,6 +106,32 @@ fn stale_pages_are_not_read() {
         }
     }
     assert!(case.run(&Device::new(2), &case.slots()).iter().all(|value| value.is_finite()));
+}
+
+/// Scenario: pages from before a window hold NaN, as pages given back may.
+/// Guarantees: they are not read.
+#[test]
+fn pages_before_the_window_are_not_read() {
+    let mut case = Case::new(3, [6, 2], 32, &[(2, 30)]);
+    case.shape.window = 5;
+    let cache = case.shape.cache;
+    // The first new token, at position 30, attends to 26 and later.
+    for position in 0..26 {
+        for head in 0..2 {
+            let block = case.slots[0].2[position / cache.block_size];
+            let at = cache.offset(block, head) + position % cache.block_size * cache.head_dim;
+            case.keys[at..at + cache.head_dim].fill(f32::NAN);
+            case.values[at..at + cache.head_dim].fill(f32::NAN);
+        }
+    }
+    assert!(case.run(&Device::new(2), &case.slots()).iter().all(|value| value.is_finite()));
+    case.shape.window = 6;
+    assert!(case.run(&Device::new(2), &case.slots()).iter().any(|value| value.is_nan()));
+    case.shape.window = 0;
+    let mut out = vec![0.0; case.queries.len()];
+    let slots = case.slots();
+    let error = attention(&Device::new(1), &case.shape, case.input(&slots), &mut out).unwrap_err();
+    assert!(error.to_string().contains("window"), "{error}");
 }
 
 /// Scenario: block numbers, tables and rows that do not fit.

@@ -13,7 +13,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     /// Scenario: rows of any length, many or few, on every instruction set.
-    /// Guarantees: within abs 1e-6, eps 1e-5 of the reference.
+    /// Guarantees: within abs 1e-6, eps 1e-5 of the reference; the same in place, bit for bit.
     #[test]
     fn rms_norm_is_the_reference(seed: u64, rows in 1..50usize, cols in 1..900usize) {
         let mut source = Source::new(seed);
@@ -23,6 +23,9 @@ proptest! {
             let mut out = vec![0.0; rows * cols];
             rms_norm(&Device::with_isa(2, isa), norm, x, &mut out).unwrap();
             close(&out, &reference::rms_norm::rms_norm(norm, x), (1e-6, 1e-5)).unwrap();
+            let mut own: Vec<f32> = (0..rows).flat_map(|row| x.row(row)).copied().collect();
+            rms_norm_in_place(&Device::with_isa(2, isa), norm, &mut own).unwrap();
+            prop_assert_eq!(own, out);
         }
     }
 
@@ -47,18 +50,22 @@ proptest! {
     }
 
     /// Scenario: gates from far below to far above zero, any length.
-    /// Guarantees: swiglu within abs 1e-6, eps 1e-5 of the reference; add is exact.
+    /// Guarantees: swiglu and geglu within abs 1e-6, eps 1e-5 of the reference; add is exact.
     #[test]
-    fn swiglu_is_the_reference(seed: u64, len in 1..40_000usize, reach in 0.1..120f32) {
+    fn gates_are_the_reference(seed: u64, len in 1..40_000usize, reach in 0.1..120f32) {
         let mut source = Source::new(seed);
         let gate: Vec<f32> = source.values(len).iter().map(|value| value * reach).collect();
         let up = source.values(len);
         let want = reference::elementwise::swiglu(&gate, &up);
+        let want_geglu = reference::elementwise::geglu(&gate, &up);
         for isa in Isa::available() {
             let device = Device::with_isa(2, isa);
             let mut out = gate.clone();
             elementwise::swiglu(&device, &mut out, &up).unwrap();
             close(&out, &want, (1e-6, 1e-5)).unwrap();
+            let mut out = gate.clone();
+            elementwise::geglu(&device, &mut out, &up).unwrap();
+            close(&out, &want_geglu, (1e-6, 1e-5)).unwrap();
             let mut sum = gate.clone();
             elementwise::add(&device, &mut sum, &up).unwrap();
             prop_assert!(sum.iter().zip(gate.iter().zip(&up)).all(|(sum, (a, b))| *sum == a + b));
@@ -69,10 +76,12 @@ proptest! {
 /// Scenario: NaN and infinite gates.
 /// Guarantees: NaN stays NaN (a broken model is seen, not hidden), nothing panics.
 #[test]
-fn swiglu_keeps_nan() {
+fn gates_keep_nan() {
     for isa in Isa::available() {
-        let mut gate = [f32::NAN, 1.0, f32::NEG_INFINITY, 0.0, 1.0, 1.0, 1.0, 1.0, f32::NAN];
-        elementwise::swiglu(&Device::with_isa(1, isa), &mut gate, &[1.0; 9]).unwrap();
-        assert!(gate[0].is_nan() && gate[8].is_nan() && gate[3] == 0.0, "{isa:?} {gate:?}");
+        for gated in [elementwise::swiglu, elementwise::geglu] {
+            let mut gate = [f32::NAN, 1.0, f32::NEG_INFINITY, 0.0, 1.0, 1.0, 1.0, 1.0, f32::NAN];
+            gated(&Device::with_isa(1, isa), &mut gate, &[1.0; 9]).unwrap();
+            assert!(gate[0].is_nan() && gate[8].is_nan() && gate[3] == 0.0, "{isa:?} {gate:?}");
+        }
     }
 }

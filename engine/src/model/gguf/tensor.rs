@@ -11,6 +11,8 @@ pub struct TensorInfo {
     /// Sizes as GGUF writes them, the fastest-moving (columns) first; 1 to 4 of them, none 0.
     pub dims: Vec<usize>,
     pub dtype: Dtype,
+    /// Which of the model's files has the data: 0 for a GGUF file.
+    pub part: usize,
     /// Where the data starts in the file, and its length in bytes.
     pub offset: usize,
     pub len: usize,
@@ -49,7 +51,7 @@ pub(super) fn read_tensor(cursor: &mut Cursor<'_>) -> Result<TensorInfo, GgufErr
     let len = len.ok_or_else(|| bad("sizes", format!("{dims:?}"), "a product below 2^64"))?;
     let offset = cursor.u64("tensor offset")?;
     let offset = usize::try_from(offset).map_err(|_| bad("offset", offset.to_string(), "below 2^64"))?;
-    Ok(TensorInfo { name, dims, dtype, offset, len })
+    Ok(TensorInfo { name, dims, dtype, part: 0, offset, len })
 }
 
 /// Turns the offset in the data into one in the file; `[data start, alignment, file length]`.

@@ -1,4 +1,5 @@
-//! The Llama family's forward pass over a paged KV cache: norm → attention → norm → SwiGLU, per layer, with residuals.
+//! The forward pass of every family over a paged KV cache: norm → attention → norm → gated feed-forward, per layer, with
+//! residuals. What a family adds to it stands in its recipe (`family.rs`).
 //!
 //! One pass takes the new tokens of any number of sequences as one activation matrix: one launch a weight, whatever the
 //! mix of prefill and decode. Invariant: a sequence's logits do not depend on what else is in the pass (kernels sum
@@ -9,16 +10,17 @@ use kernels::{
     Device, KernelError, Rows,
     ops::{
         attention::{AttentionInput, AttentionShape, AttentionSlot, KvLayout, attention, store_kv},
-        elementwise::{add, swiglu},
+        elementwise::{add, geglu, scale, swiglu},
         embedding::gather,
         matmul::{Product, matmul},
-        rms_norm::{RmsNorm, rms_norm},
+        rms_norm::{RmsNorm, rms_norm, rms_norm_in_place},
         rope::{RopeAngles, RopeLayout, rope},
     },
 };
 
 use super::{
     Model,
+    family::Activation,
     weights::{Layer, Linear},
 };
 
@@ -92,6 +94,12 @@ pub struct Workspace {
     change: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
+    /// Of global layers, then of local ones where the family has them.
+    rotations: Vec<Rotation>,
+}
+
+#[derive(Debug)]
+struct Rotation {
     frequencies: Vec<f32>,
     angles: RopeAngles,
 }
@@ -111,17 +119,22 @@ pub fn forward(
     (cache, work): (&mut KvCache, &mut Workspace),
     logits: &mut Vec<f32>,
 ) -> Result<(), KernelError> {
-    let (config, weights, file) = (model.config(), model.weights(), model.gguf().bytes());
+    let (config, weights, file) = (model.config(), model.weights(), model.gguf());
     let (tokens, hidden) = (pass.tokens.len(), config.hidden);
-    if work.frequencies.is_empty() {
-        work.frequencies = frequencies(model);
+    if work.rotations.is_empty() {
+        work.rotations = rotations(model);
     }
-    let positions = pass.slots.iter().flat_map(|slot| (slot.position..).take(slot.tokens));
-    work.angles.fill(&work.frequencies, positions);
-    gather(device, weights.embedding.view(file), pass.tokens, room(&mut work.stream, tokens * hidden))?;
-    for (layer, cache_layer) in weights.layers.iter().zip(0..) {
-        let step = Step { model, device, layer };
-        step.attention(pass, cache, cache_layer, work)?;
+    for Rotation { frequencies, angles } in &mut work.rotations {
+        angles.fill(frequencies, pass.slots.iter().flat_map(|slot| (slot.position..).take(slot.tokens)));
+    }
+    let stream = room(&mut work.stream, tokens * hidden);
+    gather(device, weights.embedding.view(file), pass.tokens, stream)?;
+    if config.family.recipe().scaled_embedding {
+        scale(stream, (hidden as f32).sqrt());
+    }
+    for (index, layer) in weights.layers.iter().enumerate() {
+        let step = Step { model, device, layer, index };
+        step.attention(pass, cache, work)?;
         step.feed_forward(tokens, work)?;
     }
 
@@ -142,14 +155,15 @@ pub fn forward(
     matmul(device, Rows::new(normed, hidden)?, &mut [product])
 }
 
-fn frequencies(model: &Model) -> Vec<f32> {
+fn rotations(model: &Model) -> Vec<Rotation> {
     let mut frequencies = model.config().rope_frequencies();
     if let Some(factors) = &model.weights().rope_factors {
         for (frequency, factor) in frequencies.iter_mut().zip(factors) {
             *frequency /= factor;
         }
     }
-    frequencies
+    let both = [Some(frequencies), model.config().local_rope_frequencies()];
+    both.into_iter().flatten().map(|frequencies| Rotation { frequencies, angles: RopeAngles::default() }).collect()
 }
 
 /// One layer of a pass.
@@ -157,21 +171,22 @@ struct Step<'a> {
     model: &'a Model,
     device: &'a Device,
     layer: &'a Layer,
+    index: usize,
 }
 
 impl Step<'_> {
     fn product<'a>(&'a self, linear: &'a Linear, out: &'a mut [f32]) -> Product<'a> {
-        Product { weight: linear.matrix.weight(self.model.gguf().bytes()), bias: linear.bias.as_deref(), out }
+        Product { weight: linear.matrix.weight(self.model.gguf()), bias: linear.bias.as_deref(), out }
+    }
+
+    /// A norm that only some families have.
+    fn norm_in_place(&self, weight: Option<&Vec<f32>>, x: &mut [f32]) -> Result<(), KernelError> {
+        let eps = self.model.config().rms_eps;
+        weight.map_or(Ok(()), |weight| rms_norm_in_place(self.device, RmsNorm { weight, eps }, x))
     }
 
     /// `stream += output(attention(norm(stream)))`.
-    fn attention(
-        &self,
-        pass: &Pass<'_>,
-        cache: &mut KvCache,
-        cache_layer: usize,
-        work: &mut Workspace,
-    ) -> Result<(), KernelError> {
+    fn attention(&self, pass: &Pass<'_>, cache: &mut KvCache, work: &mut Workspace) -> Result<(), KernelError> {
         let (config, device, layer) = (self.model.config(), self.device, self.layer);
         let (tokens, hidden) = (pass.tokens.len(), config.hidden);
         let (query_width, kv_width) = (config.query_width(), config.kv_width());
@@ -186,16 +201,25 @@ impl Step<'_> {
         let mut products =
             [self.product(&layer.query, queries), self.product(&layer.key, keys), self.product(&layer.value, values)];
         matmul(device, Rows::new(normed, hidden)?, &mut products)?;
+        self.norm_in_place(layer.query_norm.as_ref(), queries)?;
+        self.norm_in_place(layer.key_norm.as_ref(), keys)?;
+        let local = config.local(self.index);
+        let angles = &work.rotations[usize::from(local.is_some())].angles;
         let heads = |heads| RopeLayout { heads, head_dim: config.head_dim, style: config.rope_style };
-        rope(device, heads(config.heads), &work.angles, queries)?;
-        rope(device, heads(config.kv_heads), &work.angles, keys)?;
+        rope(device, heads(config.heads), angles, queries)?;
+        rope(device, heads(config.kv_heads), angles, keys)?;
 
         let layout = cache.layout;
-        let stored = &mut cache.layers[cache_layer];
+        let stored = &mut cache.layers[self.index];
         store_kv(&layout, Rows::new(keys, kv_width)?, pass.slots, &mut stored.keys)?;
         store_kv(&layout, Rows::new(values, kv_width)?, pass.slots, &mut stored.values)?;
         let mixed = room(&mut work.mixed, tokens * query_width);
-        let shape = AttentionShape { cache: layout, heads: config.heads, scale: 1.0 / (config.head_dim as f32).sqrt() };
+        let shape = AttentionShape {
+            cache: layout,
+            heads: config.heads,
+            scale: config.attention_scale,
+            window: local.map_or(usize::MAX, |sliding| sliding.window),
+        };
         let input = AttentionInput {
             queries: Rows::new(queries, query_width)?,
             keys: &stored.keys,
@@ -205,10 +229,11 @@ impl Step<'_> {
         attention(device, &shape, input, mixed)?;
         let change = room(&mut work.change, tokens * hidden);
         matmul(device, Rows::new(mixed, query_width)?, &mut [self.product(&layer.attention_output, change)])?;
+        self.norm_in_place(layer.post_attention_norm.as_ref(), change)?;
         add(device, stream, change)
     }
 
-    /// `stream += down(silu(gate(norm(stream))) * up(norm(stream)))`.
+    /// `stream += down(act(gate(norm(stream))) * up(norm(stream)))`.
     fn feed_forward(&self, tokens: usize, work: &mut Workspace) -> Result<(), KernelError> {
         let (config, device, layer) = (self.model.config(), self.device, self.layer);
         let (hidden, inner) = (config.hidden, config.feed_forward);
@@ -219,9 +244,13 @@ impl Step<'_> {
         let (gate, up) = (room(&mut work.gate, tokens * inner), room(&mut work.up, tokens * inner));
         let mut products = [self.product(&layer.gate, gate), self.product(&layer.up, up)];
         matmul(device, Rows::new(normed, hidden)?, &mut products)?;
-        swiglu(device, gate, up)?;
+        match config.family.recipe().activation {
+            Activation::SwiGlu => swiglu(device, gate, up)?,
+            Activation::GeGlu => geglu(device, gate, up)?,
+        }
         let change = room(&mut work.change, tokens * hidden);
         matmul(device, Rows::new(gate, inner)?, &mut [self.product(&layer.down, change)])?;
+        self.norm_in_place(layer.post_feed_forward_norm.as_ref(), change)?;
         add(device, stream, change)
     }
 }
