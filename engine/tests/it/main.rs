@@ -16,6 +16,8 @@ mod limits;
 mod pool_twin;
 mod prefix_reuse;
 mod sampler_twin;
+mod schema_checker;
+mod schemas;
 mod simulated_judge;
 mod stop_twin;
 mod support;
