@@ -15,6 +15,7 @@
 //! 0.1–1 MB, a sequence as much again plus one bit a vocabulary entry.
 
 pub mod factory;
+mod one_of;
 mod state;
 mod vocabulary;
 
@@ -27,7 +28,7 @@ pub use self::{
     state::{GrammarFault, TokenMask},
     vocabulary::GrammarVocabulary,
 };
-pub(crate) use factory::bounded_whitespace;
+pub(crate) use factory::prepare_schema;
 pub(crate) use state::GrammarState;
 
 /// Longest source, in bytes; longer ones are refused.

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::{Micros, grammar::{Grammar, GrammarFault}};
+use crate::{
+    Micros,
+    grammar::{Grammar, GrammarFault},
+};
 
 /// One sequence in one engine. Chosen by the caller, unique while the sequence lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

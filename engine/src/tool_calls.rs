@@ -117,7 +117,11 @@ pub fn parse_tools(tools: &Value) -> Result<Vec<Tool>, ToolError> {
         }
         let name = function["name"].as_str().filter(|name| is_name(name));
         let Some(name) = name else {
-            return wrong(field("function.name"), &function["name"], "1 to 64 letters, digits, dashes, dots or underscores");
+            return wrong(
+                field("function.name"),
+                &function["name"],
+                "1 to 64 letters, digits, dashes, dots or underscores",
+            );
         };
         if !names.insert(name) {
             return wrong(field("function.name"), &function["name"], "unlike the other tools' names");

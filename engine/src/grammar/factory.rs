@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use super::{
     CACHED_GRAMMARS, Compiled, Grammar, GrammarError, GrammarSource, GrammarVocabulary, INITIAL_LEXER_FUEL,
     MAX_GRAMMAR_SYMBOLS, MAX_JSON_WHITESPACE, MAX_LEXER_STATES, MAX_SOURCE_BYTES, STEP_ITEMS, STEP_LEXER_FUEL,
+    one_of::relax,
 };
 
 /// See the file's header.
@@ -50,8 +51,7 @@ impl GrammarFactory {
         if vocabulary.is_empty() {
             return Err(GrammarError::Vocabulary("it has no tokens".to_owned()));
         }
-        let mut library =
-            ParserFactory::new_simple(&vocabulary.token_env()?).map_err(|fault| unusable(&fault))?;
+        let mut library = ParserFactory::new_simple(&vocabulary.token_env()?).map_err(|fault| unusable(&fault))?;
         library.quiet();
         *library.limits_mut() = ParserLimits {
             initial_lexer_fuel: INITIAL_LEXER_FUEL,
@@ -127,17 +127,19 @@ fn schema(value: Value) -> Result<Value, GrammarError> {
         Value::Bool(true) => json!({}),
         other => return Err(GrammarError::NotSchema(first_line(&other.to_string()))),
     };
-    bounded_whitespace(&mut schema);
+    prepare_schema(&mut schema);
     Ok(schema)
 }
 
-/// Puts our bound on blanks into a schema, an object, over whatever it says itself of them.
-pub(crate) fn bounded_whitespace(schema: &mut Value) {
+/// Makes a schema, an object, ready for the library: with our bound on blanks, over whatever it says itself of them, and
+/// with `anyOf` for `oneOf` where that is the same.
+pub(crate) fn prepare_schema(schema: &mut Value) {
     let options = JsonCompileOptions {
         whitespace_pattern: Some(format!(r"[\x20\x0A\x0D\x09]{{1,{MAX_JSON_WHITESPACE}}}")),
         ..JsonCompileOptions::default()
     };
     if schema.is_object() {
+        relax(schema);
         options.apply_to(schema);
     }
 }

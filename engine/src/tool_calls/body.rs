@@ -3,7 +3,7 @@
 //! Invariant: arguments are handed out only after the name; joined, they are the text of the value of `arguments` or
 //! `parameters` (decoded, where a model wrote them as a string). What is not such an object is [`Reading::Broken`].
 //!
-//! Cost: O(characters). Memory: the call's text, at most [`MAX_CALL_BYTES`].
+//! Cost: O(characters). Memory: the call's text, at most [`MAX_CALL_BYTES`] and a character.
 
 use super::MAX_CALL_BYTES;
 
@@ -77,7 +77,8 @@ impl CallBody {
     /// The arguments that came since the last call.
     pub fn take_arguments(&mut self) -> String {
         let Some((start, end)) = self.arguments else { return String::new() };
-        let text = &self.raw[start..end.unwrap_or(self.raw.len())];
+        // Blanks at the end may follow the value; they wait.
+        let text = self.raw[start..end.unwrap_or(self.raw.len())].trim_end();
         if text.starts_with('"') {
             // Written as a string: only the whole can be decoded.
             let whole = end.filter(|_| self.given == 0).and_then(|_| serde_json::from_str::<String>(text).ok());
@@ -91,11 +92,11 @@ impl CallBody {
 
     /// Takes a character. Not to be called again after `Done` or `Broken`.
     pub fn push(&mut self, character: char) -> Reading {
-        if self.raw.len() + character.len_utf8() > MAX_CALL_BYTES {
-            return Reading::Broken;
-        }
         let at = self.raw.len();
         self.raw.push(character);
+        if self.raw.len() > MAX_CALL_BYTES {
+            return Reading::Broken;
+        }
         if self.in_string {
             return self.push_in_string(character);
         }

@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 
 use super::{MAX_CALLS, ParallelCalls, Tool, ToolCallFormat, ToolChoice, ToolError};
-use crate::grammar::{GrammarSource, bounded_whitespace};
+use crate::grammar::{GrammarSource, prepare_schema};
 
 /// The grammar for a choice among `tools`; `None` where nothing is to be enforced.
 pub fn constraint(
@@ -80,6 +80,6 @@ fn arguments_schema(parameters: &Value) -> Value {
             fields.insert("type".to_owned(), "object".into());
         }
     }
-    bounded_whitespace(&mut schema);
+    prepare_schema(&mut schema);
     schema
 }

@@ -22,10 +22,18 @@ const CLOSE: &str = "</tool_call>";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolCallEvent {
     Text(String),
-    Begin { index: usize, name: String },
+    Begin {
+        index: usize,
+        name: String,
+    },
     /// More of the arguments' JSON text.
-    Arguments { index: usize, text: String },
-    End { index: usize },
+    Arguments {
+        index: usize,
+        text: String,
+    },
+    End {
+        index: usize,
+    },
 }
 
 #[derive(Debug, Clone)]

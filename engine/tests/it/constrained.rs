@@ -53,10 +53,15 @@ pub fn engine(config: EngineConfig, blocks: usize) -> Engine {
 
 /// The test model's vocabulary with random logits and a long context.
 pub fn long_engine() -> Engine {
-    let vocab = TINY.tokenizer.vocab_size();
+    simulated_engine(&TINY.tokenizer)
+}
+
+/// Any vocabulary with random logits and a long context.
+pub fn simulated_engine(tokenizer: &Tokenizer) -> Engine {
+    let vocab = tokenizer.vocab_size();
     let shape = RunnerShape { vocab, context: 8192, block_size: 16, blocks: 2048, block_bytes: 64 };
     let runner = SimulatedRunner::new(shape, CostModel::default(), PagingCheck::Full);
-    Engine::new(EngineConfig::default(), Box::new(runner), words(&TINY.tokenizer)).unwrap()
+    Engine::new(EngineConfig::default(), Box::new(runner), words(tokenizer)).unwrap()
 }
 
 pub fn grammar(source: &GrammarSource) -> Grammar {
@@ -193,7 +198,9 @@ fn run_all(engine: &mut Engine, requests: &[GenerateRequest]) -> Ledger {
 fn mixed() -> Vec<GenerateRequest> {
     let sources = [
         GrammarSource::Regex("[a-f]{3}(-[0-9]{4}){3}".to_owned()),
-        GrammarSource::JsonSchema(r#"{"type":"array","items":{"enum":["é","no",3,null]},"minItems":3,"maxItems":6}"#.into()),
+        GrammarSource::JsonSchema(
+            r#"{"type":"array","items":{"enum":["é","no",3,null]},"minItems":3,"maxItems":6}"#.into(),
+        ),
     ];
     let with = |id: u64| {
         let mut request = constrained(id, grammar(&sources[id as usize % 2]), (id * 31, 60));
@@ -260,7 +267,8 @@ fn unusable_grammars_are_refused_at_submission() {
 /// Guarantees: the sequence fails in words that name the grammar; its neighbour and the engine go on.
 #[test]
 fn a_dead_end_fails_one_sequence() {
-    let mut words: Vec<Vec<u8>> = (0..TINY.model.vocab() as u32).map(|id| TINY.tokenizer.token_bytes(id).to_vec()).collect();
+    let mut words: Vec<Vec<u8>> =
+        (0..TINY.model.vocab() as u32).map(|id| TINY.tokenizer.token_bytes(id).to_vec()).collect();
     words.iter_mut().filter(|word| word.contains(&b'b')).for_each(Vec::clear);
     let vocabulary = GrammarVocabulary::of_bytes(&Words(words.clone()), words.len(), TINY.tokenizer.eos_tokens());
     let stuck = GrammarFactory::new(&vocabulary).unwrap().compile(&GrammarSource::Regex("aaab".to_owned())).unwrap();

@@ -22,3 +22,4 @@ mod simulated_judge;
 mod stop_twin;
 mod support;
 mod tokenizer;
+mod tool_calls;

@@ -10,9 +10,9 @@ pub fn follows(schema: &Value, root: &Value, value: &Value) -> Result<(), String
         Value::Bool(false) => return Err("false allows nothing".to_owned()),
         other => other.as_object().expect("a schema"),
     };
-    fields.iter().try_for_each(|(key, rule)| {
-        check(key, rule, (schema, root), value).map_err(|fault| format!("{key}: {fault}"))
-    })
+    fields
+        .iter()
+        .try_for_each(|(key, rule)| check(key, rule, (schema, root), value).map_err(|fault| format!("{key}: {fault}")))
 }
 
 fn ensure(holds: bool, value: &Value) -> Result<(), String> {
@@ -96,7 +96,10 @@ fn check_properties(schema: &Value, root: &Value, value: &Value) -> Result<(), S
         let by_pattern = patterns.into_iter().flatten().filter(|(pattern, _)| matches(pattern, name));
         let rules: Vec<&Value> = own.into_iter().chain(by_pattern.map(|(_, rule)| rule)).collect();
         let rules = if rules.is_empty() { schema.get("additionalProperties").into_iter().collect() } else { rules };
-        rules.into_iter().try_for_each(|rule| follows(rule, root, field)).map_err(|fault| format!("{name}: {fault}"))?;
+        rules
+            .into_iter()
+            .try_for_each(|rule| follows(rule, root, field))
+            .map_err(|fault| format!("{name}: {fault}"))?;
     }
     Ok(())
 }
