@@ -83,6 +83,7 @@ fn request(id: u64) -> GenerateRequest {
         prompt: prompt.into(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         stop: StopConditions { max_tokens: 16 + (mix >> 9) as u32 % 241, ..StopConditions::default() },
+        grammar: None,
         lane: if id.is_multiple_of(8) { Lane::L1 } else { Lane::L2 },
         deadline: None,
         cache_salt: 0,

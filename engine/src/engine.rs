@@ -15,6 +15,7 @@ use crate::{
     config::{ConfigError, EngineConfig},
     finish::{Finishing, check_logits, close_output},
     lanes::LANES,
+    masks::compute_beside,
     request::{FinishReason, GenerateRequest, SequenceId, SubmitRejection},
     runner::{ModelRunner, RunnerShape},
     sampler::Sampler,
@@ -49,7 +50,8 @@ impl Engine {
         Ok(Self { config, shape, runner, vocabulary, scheduler, sampler: Sampler::default(), steps: 0 })
     }
 
-    /// Takes a request into its lane, or says why not and keeps nothing. Hashes the prompt's blocks: O(prompt).
+    /// Takes a request into its lane, or says why not and keeps nothing. Hashes the prompt's blocks and replays drawn tokens into
+    /// the grammar: O(prompt).
     pub fn submit(&mut self, request: GenerateRequest, now: Micros) -> Result<(), SubmitRejection> {
         validate_request(&request, &self.shape)?;
         if self.scheduler.roster.contains(request.id) {
@@ -63,7 +65,8 @@ impl Engine {
         let reusable = self.scheduler.cache.reusable_blocks(request.prompt.len(), block_size) * block_size;
         let hashes = prompt_block_hashes(&request.prompt[..reusable], block_size, request.cache_salt);
         let arrival = self.scheduler.roster.next_arrival();
-        self.scheduler.roster.wait(Box::new(Sequence::new(request, arrival, now, hashes)));
+        let sequence = Sequence::new(request, arrival, now, hashes)?;
+        self.scheduler.roster.wait(Box::new(sequence));
         Ok(())
     }
 
@@ -104,7 +107,7 @@ impl Engine {
         self.scheduler.take_back(batch);
         let outcome = submitted.and_then(|()| {
             self.scheduler.prepare();
-            self.runner.collect()
+            compute_beside(&mut self.scheduler.roster, || self.runner.collect())
         });
         let checked = outcome.and_then(|logits| check_logits(logits, rows, self.shape.vocab));
         let mut finishing = Finishing {

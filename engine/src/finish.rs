@@ -6,10 +6,11 @@
 //! Cost: one sample for each sequence that draws, O(1) bookkeeping besides. No state.
 
 use crate::{
+    grammar::GrammarFault,
     request::FinishReason,
     roster::RunKey,
     runner::{BatchLogits, RunnerError},
-    sampler::Sampler,
+    sampler::{SampleError, Sampled, Sampler},
     scheduler::Scheduler,
     sequence::Sequence,
     step::SequenceOutput,
@@ -52,7 +53,7 @@ impl Finishing<'_> {
         let Scheduler { roster, pool, cache, .. } = &mut *self.scheduler;
         let sequence = roster.running.get_mut(key).expect("invariant: planned sequences run");
         let mut output = sequence.empty_output();
-        match self.sampler.sample(row, &sequence.draw()) {
+        match draw_token(self.sampler, sequence, row) {
             Err(fault) => {
                 sequence.table.forget_own(pool);
                 self.end(key, output, (FinishReason::Failed, Some(fault.to_string())));
@@ -77,6 +78,23 @@ impl Finishing<'_> {
     fn sequence(&self, key: &RunKey) -> &Sequence {
         self.scheduler.roster.running.get(key).expect("invariant: planned sequences run")
     }
+}
+
+/// Draws a token that the grammar allows, and moves the grammar on.
+fn draw_token(sampler: &mut Sampler, sequence: &mut Sequence, row: &[f32]) -> Result<Sampled, DrawFault> {
+    let mask = sequence.take_mask()?;
+    let sampled = sampler.sample_masked(row, &sequence.draw(), mask.as_ref())?;
+    sequence.follow_grammar(sampled.token)?;
+    Ok(sampled)
+}
+
+/// Why a sequence gets no token.
+#[derive(Debug, thiserror::Error)]
+enum DrawFault {
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error(transparent)]
+    Grammar(#[from] GrammarFault),
 }
 
 /// Checks that the runner gave as many logits as were asked for.

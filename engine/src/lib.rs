@@ -20,6 +20,8 @@
 //! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
 //! | `sampler`, `token_history` | logits to tokens |
 //! | `stop`, `detokenizer` | stop strings, incremental detokenisation |
+//! | `grammar`, `masks` | structured output: which tokens may come next |
+//! | `tool_calls/` | generated text to tool calls, and the grammar that makes it so |
 //! | `tokenizer`, `chat_template` | text to tokens and back, from the model file |
 //! | `model/` | GGUF, weights, one file a model family |
 
@@ -32,8 +34,10 @@ pub mod detokenizer;
 pub mod engine;
 pub mod events;
 mod finish;
+pub mod grammar;
 mod lanes;
 mod lru;
+mod masks;
 pub mod model;
 mod preemption;
 pub mod prefix_cache;
@@ -48,6 +52,7 @@ pub mod stop;
 pub mod token_budget;
 pub mod token_history;
 pub mod tokenizer;
+pub mod tool_calls;
 mod validate;
 
 /// Microseconds since the Unix epoch (or since zero on a virtual clock). The engine only compares and subtracts it.

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::Micros;
+use crate::{
+    Micros,
+    grammar::{Grammar, GrammarFault},
+};
 
 /// One sequence in one engine. Chosen by the caller, unique while the sequence lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,7 +21,7 @@ pub enum Lane {
 
 /// How the next token is drawn from the logits. Temperature 0 is greedy; ties go to the lower id.
 ///
-/// Order of application: penalties, logit bias, temperature, top-k, top-p, min-p, draw.
+/// Order of application: penalties, logit bias, the grammar's mask, temperature, top-k, top-p, min-p, draw.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     pub temperature: f32,
@@ -78,6 +81,8 @@ pub struct GenerateRequest {
     pub prompt: Arc<[u32]>,
     pub sampling: SamplingParams,
     pub stop: StopConditions,
+    /// What the output must look like; compiled for the engine's model.
+    pub grammar: Option<Grammar>,
     pub lane: Lane,
     pub deadline: Option<Micros>,
     /// Mixed into the first block hash, so that tenants do not share blocks unless they have the same salt (0: shared).
@@ -103,6 +108,10 @@ pub enum SubmitRejection {
     UnknownToken { token: u32, vocab: usize },
     #[error("{waiting} sequences wait already; the bound is {bound}")]
     QueueFull { waiting: usize, bound: usize },
+    #[error("the grammar is for a vocabulary of {grammar} tokens; the model has {vocab}")]
+    GrammarVocabulary { grammar: usize, vocab: usize },
+    #[error("the last {drawn} tokens of the prompt, drawn before, are no beginning of the grammar: {fault}")]
+    GrammarReplay { drawn: usize, fault: GrammarFault },
     #[error("sequence {0} is in use")]
     DuplicateId(u64),
     #[error("{field} is {value}; it must be {expected}")]
@@ -112,12 +121,12 @@ pub enum SubmitRejection {
 /// Why a sequence ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token or stop string.
+    /// A stop token or stop string, or the grammar's text is whole.
     Stop,
     /// `max_tokens` or the context length.
     Length,
     /// The caller cancelled it.
     Cancelled,
-    /// The runner failed on the batch that held it.
+    /// The runner failed on the batch that held it, or its logits or grammar gave no token.
     Failed,
 }

@@ -1,7 +1,7 @@
 //! Logits to tokens.
 //!
-//! Order: repetition penalty, frequency and presence penalty, logit bias, temperature, top-k, top-p, min-p, draw.
-//! Log-probabilities are the log-softmax of the logits as the model gave them, before all of that.
+//! Order: repetition penalty, frequency and presence penalty, logit bias, the grammar's mask, temperature, top-k, top-p,
+//! min-p, draw. So a bias can't bring back what the mask forbids, and top-k counts allowed tokens only. Log-probabilities are the log-softmax of the logits as the model gave them, before all of that.
 //!
 //! The draw inverts the cumulative distribution of the kept tokens in order of token id, at a number that depends only
 //! on the seed and on the index of the token in the output. So a request gives the same tokens in any batch and after
@@ -17,7 +17,7 @@ use std::cmp::Ordering;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::{request::SamplingParams, step::TokenLogprob, token_history::TokenHistory};
+use crate::{grammar::TokenMask, request::SamplingParams, step::TokenLogprob, token_history::TokenHistory};
 
 /// Logits that no token can be drawn from.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -55,14 +55,27 @@ pub struct Sampler {
 impl Sampler {
     /// Draws one token from `logits` (one value a vocabulary entry).
     pub fn sample(&mut self, logits: &[f32], draw: &Draw<'_>) -> Result<Sampled, SampleError> {
+        self.sample_masked(logits, draw, None)
+    }
+
+    /// Draws one token that `mask` allows; its log-probability is the model's, before the mask.
+    pub fn sample_masked(
+        &mut self,
+        logits: &[f32],
+        draw: &Draw<'_>,
+        mask: Option<&TokenMask>,
+    ) -> Result<Sampled, SampleError> {
         highest(logits)?;
         let params = draw.params;
-        let token = if draw.history.is_empty() && params.logit_bias.is_empty() {
+        let token = if mask.is_none() && draw.history.is_empty() && params.logit_bias.is_empty() {
             choose(logits, draw, (&mut self.weights, &mut self.kept))?
         } else {
             self.adjusted.clear();
             self.adjusted.extend_from_slice(logits);
             penalise(&mut self.adjusted, draw);
+            if let Some(mask) = mask {
+                mask.apply(&mut self.adjusted);
+            }
             choose(&self.adjusted, draw, (&mut self.weights, &mut self.kept))?
         };
         let logprob = params.logprobs.map(|top| describe(logits, token, usize::from(top)));

@@ -245,7 +245,7 @@ impl Scheduler {
 }
 
 /// The sequences of the step under way, in the order of its batch.
-fn planned(roster: &mut Roster) -> impl Iterator<Item = &mut Sequence> {
+pub(crate) fn planned(roster: &mut Roster) -> impl Iterator<Item = &mut Sequence> {
     roster.running.values_mut().map(Box::as_mut).filter(|sequence| sequence.planned > 0)
 }
 

@@ -4,7 +4,7 @@
 //! sequence that waits has no blocks. Every known token but the last sampled one has its KV before the next is drawn.
 //!
 //! Cost: O(1) a token, plus O(block size) for each block that becomes full. Memory: 4 bytes a generated token, 12 bytes
-//! a block, the history of `token_history`; bounded by the context.
+//! a block, the history of `token_history`, the state of `grammar`; bounded by the context.
 
 use crate::{
     Micros,
@@ -12,8 +12,9 @@ use crate::{
     block_pool::{BlockContent, BlockPool},
     block_table::BlockTable,
     events::BlockHash,
+    grammar::{GrammarFault, GrammarState, TokenMask},
     prefix_cache::{PrefixCache, PrefixQuery},
-    request::{FinishReason, GenerateRequest, Lane},
+    request::{FinishReason, GenerateRequest, Lane, SubmitRejection},
     sampler::{Draw, Sampled},
     step::{Finish, SequenceOutput},
     stop::{TextState, TextStream, TokenBytes},
@@ -46,17 +47,32 @@ pub(crate) struct Sequence {
     pub first_run: Option<FirstRun>,
     pub preemptions: u32,
     pub cancelled: bool,
+    pub grammar: Option<GrammarState>,
     history: TokenHistory,
     text: TextStream,
 }
 
 impl Sequence {
     /// A sequence that waits. `hashes`: of the prompt's full blocks.
-    pub fn new(request: GenerateRequest, arrival: Arrival, submitted: Micros, hashes: Vec<BlockHash>) -> Self {
+    pub fn new(
+        request: GenerateRequest,
+        arrival: Arrival,
+        submitted: Micros,
+        hashes: Vec<BlockHash>,
+    ) -> Result<Self, SubmitRejection> {
+        let drawn = &request.prompt[request.prompt.len().saturating_sub(request.sampling_offset as usize)..];
+        let replay = |grammar| GrammarState::new(grammar, drawn);
+        let grammar = request
+            .grammar
+            .as_ref()
+            .map(replay)
+            .transpose()
+            .map_err(|fault| SubmitRejection::GrammarReplay { drawn: drawn.len(), fault })?;
         let history = TokenHistory::new(&request.sampling, &request.prompt, request.sampling_offset as usize);
         let text = TextStream::new(&request.stop.stop_strings);
-        Self {
+        Ok(Self {
             request,
+            grammar,
             arrival,
             submitted,
             generated: Vec::new(),
@@ -69,7 +85,7 @@ impl Sequence {
             cancelled: false,
             history,
             text,
-        }
+        })
     }
 
     pub fn lane(&self) -> Lane {
@@ -127,6 +143,19 @@ impl Sequence {
         }
     }
 
+    /// The tokens that may be drawn now; `None`: all.
+    pub fn take_mask(&mut self) -> Result<Option<TokenMask>, GrammarFault> {
+        self.grammar.as_mut().map(|grammar| grammar.take_mask(&self.request.stop.stop_tokens)).transpose()
+    }
+
+    /// Moves the grammar on by a drawn token. A stop token ends the sequence and is none of the grammar's business.
+    pub fn follow_grammar(&mut self, token: u32) -> Result<(), GrammarFault> {
+        match &mut self.grammar {
+            Some(grammar) if !self.request.stop.stop_tokens.contains(&token) => grammar.commit(token),
+            _ => Ok(()),
+        }
+    }
+
     /// The planned tokens have their KV now; full blocks get their names.
     pub fn mark_computed(&mut self, pool: &mut BlockPool, cache: &PrefixCache) {
         self.computed += std::mem::take(&mut self.planned);
@@ -147,7 +176,7 @@ impl Sequence {
         }
     }
 
-    /// Takes a drawn token and says whether, and why, the sequence ends with it. Text and token go to `output`.
+    /// Takes a drawn token, which the grammar took before, and says whether, and why, the sequence ends with it. Text and token go to `output`.
     pub fn accept(
         &mut self,
         sampled: Sampled,
@@ -159,11 +188,16 @@ impl Sequence {
         self.history.record(token);
         output.tokens.push(token);
         output.logprobs.extend(sampled.logprob);
-        if self.request.stop.stop_tokens.contains(&token) {
+        let ended = self.grammar.as_ref().is_some_and(GrammarState::ended_by_token);
+        if ended || self.request.stop.stop_tokens.contains(&token) {
             self.text.finish(&mut output.text);
             return Some(FinishReason::Stop);
         }
         if self.text.push(vocabulary.token_bytes(token), &mut output.text) == TextState::Stopped {
+            return Some(FinishReason::Stop);
+        }
+        if self.grammar.as_ref().is_some_and(GrammarState::is_complete) {
+            self.text.finish(&mut output.text);
             return Some(FinishReason::Stop);
         }
         if self.generated.len() < self.request.stop.max_tokens as usize {

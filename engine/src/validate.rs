@@ -7,6 +7,7 @@
 
 use crate::{
     block_table::blocks_for,
+    grammar::Grammar,
     request::{GenerateRequest, SamplingParams, StopConditions, SubmitRejection},
     runner::RunnerShape,
     stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS},
@@ -30,6 +31,9 @@ pub fn validate_request(request: &GenerateRequest, shape: &RunnerShape) -> Resul
     let biased = request.sampling.logit_bias.iter().map(|(token, _)| token);
     if let Some(token) = request.prompt.iter().chain(biased).find(|token| **token as usize >= shape.vocab) {
         return Err(SubmitRejection::UnknownToken { token: *token, vocab: shape.vocab });
+    }
+    if let Some(grammar) = request.grammar.as_ref().map(Grammar::vocab).filter(|grammar| *grammar != shape.vocab) {
+        return Err(SubmitRejection::GrammarVocabulary { grammar, vocab: shape.vocab });
     }
     validate_sampling(&request.sampling)
 }

@@ -5,6 +5,7 @@
 
 mod batching;
 mod block_hash;
+mod constrained;
 mod cpu_runner;
 mod data;
 mod gguf_fuzz;
@@ -16,7 +17,10 @@ mod limits;
 mod pool_twin;
 mod prefix_reuse;
 mod sampler_twin;
+mod schema_checker;
+mod schemas;
 mod simulated_judge;
 mod stop_twin;
 mod support;
 mod tokenizer;
+mod tool_calls;

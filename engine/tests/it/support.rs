@@ -69,6 +69,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
         prompt: prompt.into(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         stop: StopConditions { max_tokens, ..StopConditions::default() },
+        grammar: None,
         lane: Lane::L2,
         deadline: None,
         cache_salt: 0,
