@@ -19,6 +19,7 @@
 //! | `scheduler`, `token_budget`, `lanes`, `preemption` | who runs in this step, who gives way (SPEC B7, B8) |
 //! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
 //! | `sampler`, `token_history` | logits to tokens |
+//! | `speculation/` | guessed tokens, verified several a step |
 //! | `stop`, `detokenizer` | stop strings, incremental detokenisation |
 //! | `tokenizer`, `chat_template` | text to tokens and back, from the model file |
 //! | `model/` | GGUF, weights, one file a model family |
@@ -43,6 +44,7 @@ pub mod runner;
 pub mod sampler;
 mod scheduler;
 mod sequence;
+pub mod speculation;
 pub mod step;
 pub mod stop;
 pub mod token_budget;

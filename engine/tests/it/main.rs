@@ -16,6 +16,8 @@ mod pool_twin;
 mod prefix_reuse;
 mod sampler_twin;
 mod simulated_judge;
+mod speculation;
+mod speculation_model;
 mod stop_twin;
 mod support;
 mod tokenizer;
