@@ -59,6 +59,7 @@ fn request(id: u64, grammar: Option<Grammar>, max_tokens: u32) -> GenerateReques
         deadline: None,
         cache_salt: 0,
         sampling_offset: 0,
+        class: None,
     }
 }
 

@@ -88,6 +88,7 @@ fn request(id: u64) -> GenerateRequest {
         deadline: None,
         cache_salt: 0,
         sampling_offset: 0,
+        class: None,
     }
 }
 

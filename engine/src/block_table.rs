@@ -115,6 +115,11 @@ impl BlockTable {
         self.blocks = blocks;
     }
 
+    /// Positions that the blocks hold.
+    pub fn capacity(&self, block_size: usize) -> usize {
+        self.blocks.len() * block_size
+    }
+
     /// Physical blocks in order of position.
     pub fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.blocks.iter().map(|block| BlockId(*block))

@@ -5,7 +5,7 @@
 //!
 //! Cost: none. No state.
 
-use crate::{Micros, prefix_cache::PrefixCacheMode, runner::RunnerShape};
+use crate::{Micros, prefix_cache::PrefixCacheMode, runner::RunnerShape, speculation::config::Speculation};
 
 /// How many pages a sequence reserves for tokens it is yet to generate, when it starts (SPEC C1: quota before pages).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct EngineConfig {
     /// Longest time for which later arrivals with tighter deadlines may overtake a sequence in its lane, in
     /// microseconds. Default 30 s.
     pub max_overtake_us: Micros,
+    /// Default off.
+    pub speculation: Speculation,
 }
 
 impl Default for EngineConfig {
@@ -65,6 +67,7 @@ impl Default for EngineConfig {
             growth_quota: GrowthQuota::Tokens(32),
             lane_preemption: LanePreemption::Background,
             max_overtake_us: 30_000_000,
+            speculation: Speculation::Off,
         }
     }
 }
@@ -79,6 +82,12 @@ pub enum ConfigError {
          so that in each step every running sequence can take a token and a prompt gets on"
     )]
     BudgetBelowRunning { token_budget: usize, max_running: usize },
+    #[error("engine.speculation.{field} is {value}; it must be {expected}")]
+    Speculation { field: &'static str, value: usize, expected: &'static str },
+    #[error("engine.speculation asks for a draft model and none was given; build the engine with `with_draft`")]
+    DraftMissing,
+    #[error("the draft model has {draft} vocabulary entries; it must have the {target} of the model it drafts for")]
+    DraftVocabulary { draft: usize, target: usize },
     #[error("the runner has {value} {field}; it must have {expected}")]
     Runner { field: &'static str, value: usize, expected: &'static str },
 }
@@ -102,6 +111,9 @@ impl EngineConfig {
         if self.token_budget <= self.max_running {
             let Self { token_budget, max_running, .. } = *self;
             return Err(ConfigError::BudgetBelowRunning { token_budget, max_running });
+        }
+        if let Some((field, value, expected)) = self.speculation.fault() {
+            return Err(ConfigError::Speculation { field, value, expected });
         }
         let sizes = [
             ("vocabulary entries", shape.vocab),

@@ -21,6 +21,10 @@ use crate::{
     sampler::Sampler,
     scheduler::{Plan, Scheduler},
     sequence::Sequence,
+    speculation::{
+        Speculator, config::Speculation, draft_model::DraftModel, prompt_lookup::PromptLookup, proposer::Proposer,
+        report::ClassFigures,
+    },
     step::{QueueFigures, StepReport},
     stop::TokenBytes,
     validate::validate_request,
@@ -44,9 +48,42 @@ impl Engine {
         runner: Box<dyn ModelRunner>,
         vocabulary: Arc<dyn TokenBytes>,
     ) -> Result<Self, ConfigError> {
+        match config.speculation {
+            Speculation::Draft { .. } => Err(ConfigError::DraftMissing),
+            Speculation::PromptLookup { min_match, .. } => {
+                Self::build((config, runner, vocabulary), Some(Box::new(PromptLookup::new(min_match))))
+            }
+            Speculation::Off => Self::build((config, runner, vocabulary), None),
+        }
+    }
+
+    /// An engine for which `draft` guesses tokens if the configuration says so. Its ids must mean the same; see
+    /// `speculation::vocabulary::same_vocabulary` for files. It has KV pages of its own.
+    pub fn with_draft(
+        config: EngineConfig,
+        runner: Box<dyn ModelRunner>,
+        draft: Box<dyn ModelRunner>,
+        vocabulary: Arc<dyn TokenBytes>,
+    ) -> Result<Self, ConfigError> {
+        if !matches!(config.speculation, Speculation::Draft { .. }) {
+            return Self::new(config, runner, vocabulary);
+        }
+        let (draft_vocab, target) = (draft.shape().vocab, runner.shape().vocab);
+        if draft_vocab != target {
+            return Err(ConfigError::DraftVocabulary { draft: draft_vocab, target });
+        }
+        Self::build((config, runner, vocabulary), Some(Box::new(DraftModel::new(draft))))
+    }
+
+    fn build(
+        (config, runner, vocabulary): (EngineConfig, Box<dyn ModelRunner>, Arc<dyn TokenBytes>),
+        proposer: Option<Box<dyn Proposer>>,
+    ) -> Result<Self, ConfigError> {
         let shape = runner.shape();
         config.validate(&shape)?;
-        let scheduler = Scheduler::new(config, &shape);
+        let mut scheduler = Scheduler::new(config, &shape);
+        let limits = config.speculation.limits();
+        scheduler.speculator = proposer.zip(limits).map(|(proposer, limits)| Speculator::new(proposer, limits));
         Ok(Self { config, shape, runner, vocabulary, scheduler, sampler: Sampler::default(), steps: 0 })
     }
 
@@ -84,6 +121,9 @@ impl Engine {
     pub fn step(&mut self, now: Micros) -> StepReport {
         let mut report = StepReport::default();
         self.retire_cancelled(&mut report);
+        if let Some(speculator) = &mut self.scheduler.speculator {
+            speculator.begin(now);
+        }
         let plan = self.scheduler.schedule(now);
         if !plan.keys.is_empty() {
             self.execute(plan, &mut report);
@@ -92,6 +132,7 @@ impl Engine {
         report.kv_events = self.scheduler.pool.take_events();
         report.stats = self.scheduler.close_stats();
         report.stats.step = self.steps;
+        self.close_speculation(&mut report);
         if cfg!(debug_assertions)
             && let Err(fault) = self.check_invariants()
         {
@@ -119,6 +160,9 @@ impl Engine {
         match checked {
             Ok(logits) => {
                 finishing.scheduler.stats.modelled_us = logits.modelled_us;
+                if let (Some(speculator), Some(us)) = (&mut finishing.scheduler.speculator, logits.modelled_us) {
+                    speculator.modelled(us);
+                }
                 finishing.accept(&keys, &logits);
             }
             Err(error) => finishing.fail(&keys, &error),
@@ -131,6 +175,22 @@ impl Engine {
             let output = sequence.empty_output();
             report.outputs.push(close_output(sequence, output, (FinishReason::Cancelled, None)));
         }
+    }
+
+    fn close_speculation(&mut self, report: &mut StepReport) {
+        let Scheduler { speculator: Some(speculator), roster, .. } = &mut self.scheduler else { return };
+        if report.stats.preempted > 0 || report.outputs.iter().any(|output| output.finish.is_some()) {
+            speculator.retain(&|id| roster.is_running(id));
+        }
+        if roster.is_empty() {
+            speculator.idle();
+        }
+        report.speculation = speculator.take_changes();
+    }
+
+    /// How guesses fare, by class of requests, of the classes that drew anything. Empty if speculation is off.
+    pub fn speculation_figures(&self) -> Vec<ClassFigures> {
+        self.scheduler.speculator.as_ref().map(Speculator::figures).unwrap_or_default()
     }
 
     /// Drops all reusable KV. Running sequences go on and stop publishing.

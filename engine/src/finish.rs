@@ -3,7 +3,7 @@
 //! Invariant: a block is named only after its KV was computed and its sequence's logits were sound; a failure ends the
 //! sequences it concerns and no others.
 //!
-//! Cost: one sample for each sequence that draws, O(1) bookkeeping besides. No state.
+//! Cost: one sample for each drawn token, O(1) bookkeeping besides. No state.
 
 use crate::{
     grammar::GrammarFault,
@@ -33,8 +33,9 @@ impl Finishing<'_> {
             let Scheduler { roster, pool, cache, .. } = &mut *self.scheduler;
             let sequence = roster.running.get_mut(key).expect("invariant: planned sequences run");
             if sequence.draws_in_this_step() {
-                self.draw(key, logits.row(row));
-                row += 1;
+                let rows = 1 + sequence.draft.proposals.len();
+                self.draw(key, logits, row);
+                row += rows;
             } else {
                 sequence.mark_computed(pool, cache);
             }
@@ -49,22 +50,40 @@ impl Finishing<'_> {
         }
     }
 
-    fn draw(&mut self, key: &RunKey, row: &[f32]) {
-        let Scheduler { roster, pool, cache, .. } = &mut *self.scheduler;
+    /// Draws from `first` on: one token, and one more behind each guess that turns out right.
+    fn draw(&mut self, key: &RunKey, logits: &BatchLogits, first: usize) {
+        let Scheduler { roster, pool, cache, speculator, stats, .. } = &mut *self.scheduler;
         let sequence = roster.running.get_mut(key).expect("invariant: planned sequences run");
         let mut output = sequence.empty_output();
-        match draw_token(self.sampler, sequence, row) {
-            Err(fault) => {
-                sequence.table.forget_own(pool);
-                self.end(key, output, (FinishReason::Failed, Some(fault.to_string())));
-            }
-            Ok(sampled) => {
-                sequence.mark_computed(pool, cache);
-                match sequence.accept(sampled, self.vocabulary, &mut output) {
-                    Some(reason) => self.end(key, output, (reason, None)),
-                    None => self.outputs.push(output),
+        let proposals = std::mem::take(&mut sequence.draft.proposals);
+        let mut right = 0;
+        let end = loop {
+            match draw_token(self.sampler, sequence, logits.row(first + right)) {
+                Err(fault) => {
+                    sequence.table.forget_own(pool);
+                    break Some((FinishReason::Failed, Some(fault.to_string())));
+                }
+                Ok(sampled) => {
+                    let token = sampled.token;
+                    sequence.mark_computed(pool, cache);
+                    if let Some(reason) = sequence.accept(sampled, self.vocabulary, &mut output) {
+                        break Some((reason, None));
+                    }
+                    if proposals.get(right) != Some(&token) {
+                        break None;
+                    }
+                    // The guess is the sequence's next token, and its KV is in place.
+                    sequence.planned = 1;
+                    right += 1;
                 }
             }
+        };
+        if let Some(speculator) = speculator {
+            speculator.settle(sequence, (&proposals, &output.tokens), stats);
+        }
+        match end {
+            Some(end) => self.end(key, output, end),
+            None => self.outputs.push(output),
         }
     }
 

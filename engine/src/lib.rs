@@ -19,6 +19,7 @@
 //! | `scheduler`, `token_budget`, `lanes`, `preemption` | who runs in this step, who gives way (SPEC B7, B8) |
 //! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
 //! | `sampler`, `token_history` | logits to tokens |
+//! | `speculation/` | guessed tokens, verified several a step |
 //! | `stop`, `detokenizer` | stop strings, incremental detokenisation |
 //! | `grammar`, `masks` | structured output: which tokens may come next |
 //! | `tool_calls/` | generated text to tool calls, and the grammar that makes it so |
@@ -47,6 +48,7 @@ pub mod runner;
 pub mod sampler;
 mod scheduler;
 mod sequence;
+pub mod speculation;
 pub mod step;
 pub mod stop;
 pub mod token_budget;

@@ -19,6 +19,14 @@ pub enum Lane {
     L3,
 }
 
+/// A group of requests whose text is alike, named by the caller: how well their tokens can be guessed is measured for
+/// each apart (see `speculation`). Below [`MAX_REQUEST_CLASSES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestClass(pub u8);
+
+/// Number of classes that callers can name.
+pub const MAX_REQUEST_CLASSES: u8 = 13;
+
 /// How the next token is drawn from the logits. Temperature 0 is greedy; ties go to the lower id.
 ///
 /// Order of application: penalties, logit bias, the grammar's mask, temperature, top-k, top-p, min-p, draw.
@@ -90,6 +98,8 @@ pub struct GenerateRequest {
     /// How many tokens at the end of the prompt an interrupted run of this request drew (0: none). Draws and penalties go
     /// on from there, so that a request moved to another engine gives the tokens it would have given.
     pub sampling_offset: u32,
+    /// `None`: by lane.
+    pub class: Option<RequestClass>,
 }
 
 /// Why the engine would not take a request. Nothing was kept of it.

@@ -55,6 +55,10 @@ impl Roster {
         self.places.contains_key(&id)
     }
 
+    pub fn is_running(&self, id: SequenceId) -> bool {
+        matches!(self.places.get(&id), Some(Place::Running(_)))
+    }
+
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }

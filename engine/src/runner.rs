@@ -11,7 +11,7 @@ use crate::request::SequenceId;
 
 /// One sequence's share of a batch: `tokens` are new and start at `position`; all earlier positions are in its blocks.
 ///
-/// Invariant: `blocks.len() * block_size >= position + tokens.len()`, and no two slots of one batch write the same
+/// Invariant: `blocks.len() * block_size >= position + tokens.len()`, `proposed < tokens.len()`, and no two slots of one batch write the same
 /// block.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchSlot {
@@ -23,6 +23,16 @@ pub struct BatchSlot {
     pub blocks: Vec<u32>,
     /// Logits of the last token are wanted (false for a prefill chunk that is not the last).
     pub wants_logits: bool,
+    /// How many tokens at the end are guesses (0: none). Logits of the token before each are wanted besides the last's,
+    /// and the next batch may start at any of them with another token.
+    pub proposed: usize,
+}
+
+impl BatchSlot {
+    /// Rows of logits wanted: of the last so many tokens, in order.
+    pub fn logit_rows(&self) -> usize {
+        if self.wants_logits { 1 + self.proposed } else { 0 }
+    }
 }
 
 /// What one step computes.
@@ -38,7 +48,7 @@ impl Batch {
     }
 }
 
-/// Logits of the slots that wanted them, in slot order.
+/// Logits of the slots that wanted them, in slot order; see [`BatchSlot::logit_rows`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct BatchLogits {
     /// Row-major, `rows × vocab`.
@@ -49,7 +59,7 @@ pub struct BatchLogits {
 }
 
 impl BatchLogits {
-    /// Logits of the `row`-th slot that wanted them; `vocab` values.
+    /// The `row`-th row of those wanted, slot by slot; `vocab` values.
     pub fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.vocab..(row + 1) * self.vocab]
     }

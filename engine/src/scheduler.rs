@@ -24,6 +24,7 @@ use crate::{
     roster::{Roster, RunKey},
     runner::{Batch, BatchSlot, RunnerShape},
     sequence::{FirstRun, Sequence},
+    speculation::Speculator,
     step::StepStats,
     token_budget::TokenBudget,
 };
@@ -32,7 +33,7 @@ use crate::{
 pub(crate) struct Plan {
     pub batch: Batch,
     pub keys: Vec<RunKey>,
-    /// Slots that want logits.
+    /// Rows of logits wanted.
     pub rows: usize,
 }
 
@@ -52,6 +53,8 @@ pub(crate) struct Scheduler {
     pub cache: PrefixCache,
     /// Figures of the step under way.
     pub stats: StepStats,
+    /// Guesses tokens with what a step leaves; `None`: off.
+    pub speculator: Option<Speculator>,
     config: EngineConfig,
     spare: Vec<BatchSlot>,
 }
@@ -68,6 +71,7 @@ impl Scheduler {
                 min_match_tokens: config.min_match_tokens,
             },
             stats: StepStats::default(),
+            speculator: None,
             config,
             spare: Vec::new(),
         }
@@ -83,6 +87,9 @@ impl Scheduler {
             if !pages_ran_out {
                 self.admit(lane, now, &mut budget);
             }
+        }
+        if let Some(speculator) = &mut self.speculator {
+            speculator.plan(&mut self.roster, &mut self.pool, &mut budget, now);
         }
         self.assemble()
     }
@@ -188,7 +195,9 @@ impl Scheduler {
             slot.position = sequence.computed;
             slot.blocks = sequence.table.lend();
             slot.wants_logits = sequence.draws_in_this_step();
-            plan.rows += usize::from(slot.wants_logits);
+            slot.tokens.extend_from_slice(&sequence.draft.proposals);
+            slot.proposed = sequence.draft.proposals.len();
+            plan.rows += slot.logit_rows();
             if sequence.is_decoding() {
                 self.stats.decode_tokens += 1;
             } else {
@@ -272,5 +281,6 @@ fn empty_slot() -> BatchSlot {
         position: 0,
         blocks: Vec::new(),
         wants_logits: false,
+        proposed: 0,
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     prefix_cache::{PrefixCache, PrefixQuery},
     request::{FinishReason, GenerateRequest, Lane, SubmitRejection},
     sampler::{Draw, Sampled},
+    speculation::draft_state::DraftState,
     step::{Finish, SequenceOutput},
     stop::{TextState, TextStream, TokenBytes},
     token_history::TokenHistory,
@@ -48,6 +49,7 @@ pub(crate) struct Sequence {
     pub preemptions: u32,
     pub cancelled: bool,
     pub grammar: Option<GrammarState>,
+    pub draft: DraftState,
     history: TokenHistory,
     text: TextStream,
 }
@@ -83,6 +85,7 @@ impl Sequence {
             first_run: None,
             preemptions: 0,
             cancelled: false,
+            draft: DraftState::default(),
             history,
             text,
         })
@@ -100,6 +103,11 @@ impl Sequence {
     /// Most tokens that will ever need KV: all but the last that may be generated.
     pub fn most_positions(&self) -> usize {
         self.request.prompt.len() + self.request.stop.max_tokens as usize - 1
+    }
+
+    /// Most tokens that can be guessed: the one drawn behind them is the last that may be generated.
+    pub fn most_proposals(&self) -> usize {
+        (self.request.stop.max_tokens as usize).saturating_sub(self.generated.len() + 1)
     }
 
     /// Known tokens without KV.

@@ -5,6 +5,7 @@ use crate::{
     block_pool::PoolFigures,
     events::KvEvent,
     request::{FinishReason, SequenceId},
+    speculation::report::SpeculationChange,
 };
 
 /// A generated token's log-probability and its best alternatives, as asked by `SamplingParams::logprobs`.
@@ -54,6 +55,10 @@ pub struct StepStats {
     pub running: u32,
     pub waiting: u32,
     pub preempted: u32,
+    /// Guessed tokens that ran behind those of `decode_tokens`, and how many of them were right: the step drew one token
+    /// for each sequence that decodes, and `accepted_tokens` more (less what ended on a right one).
+    pub proposed_tokens: u32,
+    pub accepted_tokens: u32,
     /// Prompt tokens found in the prefix cache by sequences first scheduled in this step.
     pub cached_tokens: u32,
     /// Prompt tokens of sequences first scheduled in this step.
@@ -91,4 +96,6 @@ pub struct StepReport {
     pub outputs: Vec<SequenceOutput>,
     pub kv_events: Vec<KvEvent>,
     pub stats: StepStats,
+    /// Classes of requests whose speculation was switched on or off.
+    pub speculation: Vec<SpeculationChange>,
 }

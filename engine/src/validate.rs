@@ -8,13 +8,16 @@
 use crate::{
     block_table::blocks_for,
     grammar::Grammar,
-    request::{GenerateRequest, SamplingParams, StopConditions, SubmitRejection},
+    request::{GenerateRequest, MAX_REQUEST_CLASSES, RequestClass, SamplingParams, StopConditions, SubmitRejection},
     runner::RunnerShape,
     stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS},
 };
 
 /// Checks `request` against the model.
 pub fn validate_request(request: &GenerateRequest, shape: &RunnerShape) -> Result<(), SubmitRejection> {
+    if let Some(RequestClass(class)) = request.class.filter(|class| class.0 >= MAX_REQUEST_CLASSES) {
+        return Err(invalid("class", class, "below 13"));
+    }
     let (prompt, max_tokens) = (request.prompt.len(), request.stop.max_tokens as usize);
     if prompt == 0 {
         return Err(SubmitRejection::EmptyPrompt);

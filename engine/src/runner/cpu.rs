@@ -73,6 +73,13 @@ impl CpuRunner {
             if slot.tokens.is_empty() {
                 return refuse("no new tokens, expected at least 1".to_owned());
             }
+            if slot.proposed >= slot.tokens.len() {
+                return refuse(format!(
+                    "proposed is {}, expected below the {} tokens",
+                    slot.proposed,
+                    slot.tokens.len()
+                ));
+            }
             if let Some(token) = slot.tokens.iter().find(|token| **token as usize >= self.model.vocab()) {
                 return refuse(format!("token is {token}, expected below {}", self.model.vocab()));
             }
@@ -98,7 +105,7 @@ impl CpuRunner {
 
     /// Cuts the batch into passes of at most [`PASS_TOKENS`] tokens, in order, and computes them.
     fn compute(&mut self, batch: &Batch) -> Result<Vec<f32>, RunnerError> {
-        let wanted = batch.slots.iter().filter(|slot| slot.wants_logits).count();
+        let wanted = batch.slots.iter().map(BatchSlot::logit_rows).sum::<usize>();
         let mut logits = Vec::with_capacity(wanted * self.model.vocab());
         let mut parts: Vec<Part<'_>> = Vec::new();
         let mut filled = 0;
@@ -133,10 +140,9 @@ impl CpuRunner {
                 position: slot.position + from,
                 blocks: &slot.blocks,
             });
+            let first = (slot.tokens.len() - slot.logit_rows()).max(from);
+            wanted.extend((first..from + len).map(|token| tokens.len() + token - from));
             tokens.extend_from_slice(&slot.tokens[from..from + len]);
-            if slot.wants_logits && from + len == slot.tokens.len() {
-                wanted.push(tokens.len() - 1);
-            }
         }
         let pass = Pass { tokens: &tokens, slots: &slots, wanted: &wanted };
         forward((&self.model, &self.device), &pass, (&mut self.cache, &mut self.work), logits)

@@ -38,7 +38,7 @@ pub enum PagingCheck {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostModel {
     pub base_us: f64,
-    /// Per new token of a slot with more than one token or at position 0.
+    /// Per new token of a slot with more than one token or at position 0, and per guessed token.
     pub prefill_token_us: f64,
     /// Per slot with one token behind others.
     pub decode_sequence_us: f64,
@@ -61,6 +61,9 @@ impl CostModel {
             total += self.context_token_us * slot.position as f64;
             total += match slot.tokens.len() {
                 1 if slot.position > 0 => self.decode_sequence_us,
+                tokens if slot.proposed > 0 && tokens == slot.proposed + 1 => {
+                    self.decode_sequence_us + self.prefill_token_us * slot.proposed as f64
+                }
                 tokens => self.prefill_token_us * tokens as f64,
             };
         }
@@ -107,7 +110,7 @@ impl SimulatedRunner {
     fn check_table(&self, slot: &BatchSlot) -> Result<(), RunnerError> {
         let end = slot.position + slot.tokens.len();
         let id = slot.sequence;
-        if slot.tokens.is_empty() || end > self.shape.context {
+        if slot.tokens.len() <= slot.proposed || end > self.shape.context {
             return Err(fault(format!("{id:?} has {} tokens at position {}", slot.tokens.len(), slot.position)));
         }
         if slot.blocks.len() * self.shape.block_size < end {
@@ -182,15 +185,19 @@ impl SimulatedRunner {
         let mut values = Vec::new();
         for slot in &batch.slots {
             let mut history = self.history_before(slot)?;
+            let known = slot.tokens.len() - slot.proposed;
+            let first_row = slot.tokens.len() - slot.logit_rows();
             for (offset, token) in slot.tokens.iter().enumerate() {
                 let position = slot.position + offset;
                 history = extend(history, *token);
                 let cell = self.cell(slot, position);
                 self.cells[cell] = Cell { position: position as u32, token: *token, history };
-            }
-            self.remember(slot.sequence, (slot.position + slot.tokens.len() - 1, history));
-            if slot.wants_logits {
-                values.extend(pseudo_logits(history, self.shape.vocab));
+                if offset + 1 == known {
+                    self.remember(slot.sequence, (position, history));
+                }
+                if offset >= first_row {
+                    values.extend(pseudo_logits(history, self.shape.vocab));
+                }
             }
         }
         Ok(BatchLogits { values, vocab: self.shape.vocab, modelled_us: Some(self.cost.batch_us(batch)) })

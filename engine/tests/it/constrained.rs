@@ -6,7 +6,7 @@ use engine::{
     config::{EngineConfig, GrowthQuota},
     engine::Engine,
     grammar::{Grammar, GrammarSource, GrammarVocabulary, factory::GrammarFactory},
-    model::{Gguf, Model, tiny::tiny_llama_gguf},
+    model::{Arithmetic, Gguf, Model, tiny::tiny_llama_gguf},
     request::{FinishReason, GenerateRequest, SamplingParams, StopConditions, SubmitRejection},
     runner::{
         RunnerShape,
@@ -35,7 +35,8 @@ impl TokenBytes for Words {
 
 pub static TINY: LazyLock<Tiny> = LazyLock::new(|| {
     let file = || Gguf::from_bytes(tiny_llama_gguf(3)).unwrap();
-    let (model, tokenizer) = (Model::from_gguf(file()).unwrap(), Tokenizer::from_gguf(&file()).unwrap());
+    let (model, tokenizer) =
+        (Model::from_gguf(file(), Arithmetic::Int8).unwrap(), Tokenizer::from_gguf(&file()).unwrap());
     let factory = GrammarFactory::new(&GrammarVocabulary::of_tokenizer(&tokenizer, model.vocab())).unwrap();
     Tiny { model, tokenizer, factory }
 });

@@ -51,6 +51,7 @@ pub fn slot(id: u64, (tokens, position): (&[u32], usize), blocks: &[u32]) -> Bat
         position,
         blocks: blocks.to_vec(),
         wants_logits: true,
+        proposed: 0,
     }
 }
 

@@ -20,6 +20,8 @@ mod sampler_twin;
 mod schema_checker;
 mod schemas;
 mod simulated_judge;
+mod speculation;
+mod speculation_model;
 mod stop_twin;
 mod support;
 mod tokenizer;

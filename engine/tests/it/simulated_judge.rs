@@ -17,6 +17,7 @@ fn slot(sequence: u64, tokens: &[u32], position: usize, blocks: &[u32]) -> Batch
         position,
         blocks: blocks.to_vec(),
         wants_logits: true,
+        proposed: 0,
     }
 }
 

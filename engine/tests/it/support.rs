@@ -74,6 +74,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
         deadline: None,
         cache_salt: 0,
         sampling_offset: 0,
+        class: None,
     }
 }
 

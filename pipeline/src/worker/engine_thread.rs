@@ -137,6 +137,8 @@ impl EngineHandle {
             deadline: start.deadline,
             cache_salt: start.cache_salt,
             sampling_offset: start.sampling_offset,
+            class: None,
+            grammar: None,
         };
         self.commands.send(Submit { request, outputs, reply }).await.map_err(|_| StartError::Stopped)?;
         accepted.await.map_err(|_| StartError::Stopped)??;
@@ -243,7 +245,7 @@ impl EngineThread {
         self.status.running.store(report.stats.running, Ordering::Relaxed);
         self.status.waiting.store(report.stats.waiting, Ordering::Relaxed);
         let step_us = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
-        let StepReport { outputs, kv_events, stats } = report;
+        let StepReport { outputs, kv_events, stats, .. } = report;
         for output in outputs {
             self.deliver(output);
         }

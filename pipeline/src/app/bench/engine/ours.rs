@@ -235,6 +235,8 @@ impl Side {
             deadline: None,
             cache_salt: 0,
             sampling_offset: 0,
+            class: None,
+            grammar: None,
         };
         Ok(self.engine.submit(request, 0)?)
     }

@@ -1,0 +1,292 @@
+//! Speculative decoding (issue E): tokens are guessed, and a step verifies several of a sequence at once.
+//!
+//! A guess runs behind the sequence's last token, in the same slot, and the step gives logits at each of these
+//! positions. The ordinary sampler then draws at each in turn with the true history; as long as a draw is what was
+//! guessed, the next position's logits are the ones it would have had, and the next draw is made. A draw depends on
+//! logits, seed and index alone, so outputs are token for token those without speculation.
+//!
+//! Invariants: proposals take only tokens of the budget and pages that decodes and prefills left; they never make
+//! anybody give way; KV behind the last right token is overwritten before it is read, and no block is named before its
+//! tokens are drawn.
+//!
+//! Whether guesses are worth their steps is learnt (`class`, `acceptance`, `step_cost`) from times that the runner
+//! models or, if it models none, from those between calls of `step`, as long as there was work in between.
+//!
+//! Cost: O(decoding sequences × max draft) a step plus the proposer's. State: fixed a class, [`MAX_DRAFT_TOKENS`] a
+//! sequence, the proposer's. Nothing at all while it is off.
+//!
+//! [`MAX_DRAFT_TOKENS`]: config::MAX_DRAFT_TOKENS
+//!
+//! | file | idea |
+//! |---|---|
+//! | `proposer` | the seam; `prompt_lookup`, `draft_model` implement it |
+//! | `class`, `acceptance`, `step_cost` | what a guess gains, and who may guess |
+//! | `draft_state` | what a sequence carries |
+//! | `vocabulary` | whether one model can draft for another |
+//! | `config`, `report` | settings; figures and changes of state |
+
+mod acceptance;
+mod class;
+pub mod config;
+pub mod draft_model;
+pub(crate) mod draft_state;
+pub mod prompt_lookup;
+pub mod proposer;
+pub mod report;
+mod step_cost;
+pub mod vocabulary;
+
+use crate::{
+    Micros,
+    block_pool::BlockPool,
+    lanes::{LANES, lane_index},
+    request::{GenerateRequest, MAX_REQUEST_CLASSES, RequestClass, SequenceId},
+    roster::{Roster, RunKey},
+    sequence::Sequence,
+    step::StepStats,
+    token_budget::TokenBudget,
+};
+use class::{Class, Surroundings};
+use config::SpeculationLimits;
+use proposer::{Ask, ProposalCost, ProposalWork, Proposer, TRUSTS, Trust};
+use report::{ClassFigures, SpeculationChange, SpeculationClass};
+use step_cost::{StepCost, StepSize};
+
+/// A step whose time is not known yet.
+#[derive(Debug, Clone, Copy)]
+struct UnderWay {
+    size: StepSize,
+    started: Micros,
+    proposer_us: Micros,
+}
+
+/// A proposal that came back, and whose it is.
+struct Proposal {
+    key: RunKey,
+    class: usize,
+    tokens: Vec<u32>,
+    trust: Trust,
+    /// It is run though its class is cool, to see what that costs.
+    probe: Option<usize>,
+}
+
+/// See the file's header.
+pub(crate) struct Speculator {
+    proposer: Box<dyn Proposer>,
+    limits: SpeculationLimits,
+    classes: Vec<Class>,
+    cost: StepCost,
+    under_way: Option<UnderWay>,
+    changes: Vec<SpeculationChange>,
+}
+
+fn class_index(request: &GenerateRequest) -> usize {
+    match request.class {
+        None => lane_index(request.lane),
+        Some(RequestClass(class)) => LANES.len() + usize::from(class),
+    }
+}
+
+impl Speculator {
+    pub fn new(proposer: Box<dyn Proposer>, limits: SpeculationLimits) -> Self {
+        let cost = proposer.cost();
+        let lanes = LANES.into_iter().map(SpeculationClass::Lane);
+        let named = (0..MAX_REQUEST_CLASSES).map(|class| SpeculationClass::Named(RequestClass(class)));
+        let classes = lanes.chain(named).map(|class| Class::new(class, cost, limits)).collect();
+        Self { proposer, limits, classes, cost: StepCost::default(), under_way: None, changes: Vec::new() }
+    }
+
+    /// A step begins: the one before it took until now, if there was always work.
+    pub fn begin(&mut self, now: Micros) {
+        if let Some(step) = self.under_way.take() {
+            self.cost.record(step.size, now.saturating_sub(step.started) as f64);
+        }
+    }
+
+    /// The runner modelled the time of the step under way.
+    pub fn modelled(&mut self, us: Micros) {
+        if let Some(step) = self.under_way.take() {
+            self.cost.record(step.size, us.saturating_add(step.proposer_us) as f64);
+        }
+    }
+
+    /// The time until the next step will not tell how long this one took.
+    pub fn idle(&mut self) {
+        self.under_way = None;
+    }
+
+    /// Adds proposals to a step that is planned in all else.
+    pub fn plan(&mut self, roster: &mut Roster, pool: &mut BlockPool, budget: &mut TokenBudget, now: Micros) {
+        let (mut decodes, mut tokens) = (0, 0);
+        for sequence in roster.running.values() {
+            tokens += sequence.planned;
+            decodes += usize::from(drafts(sequence));
+        }
+        let (mut proposals, mut work) = (Vec::new(), ProposalWork::default());
+        if decodes > 0 && budget.left() > 0 {
+            (proposals, work) = self.propose(roster, budget.left(), (decodes, tokens));
+        }
+        let added = self.place(proposals, (roster, pool, budget), (decodes, tokens));
+        for class in &mut self.classes {
+            if class.settle_state() {
+                self.changes.push(SpeculationChange { figures: class.figures() });
+            }
+        }
+        // Prefills and catching up would blur what a decode costs.
+        let pure = tokens == decodes && work.caught_up <= decodes * (self.limits.max_draft + 1);
+        self.under_way = (decodes > 0 && pure).then(|| UnderWay {
+            size: StepSize { decodes, proposals: added },
+            started: now,
+            proposer_us: work.modelled_us.unwrap_or(0),
+        });
+    }
+
+    /// Asks the proposer for all sequences for which an answer would be of use.
+    fn propose(
+        &mut self,
+        roster: &Roster,
+        room: usize,
+        (decodes, tokens): (usize, usize),
+    ) -> (Vec<Proposal>, ProposalWork) {
+        let around = Surroundings { cost: &self.cost, decodes, tokens };
+        let free = self.proposer.cost() == ProposalCost::Free;
+        for class in &mut self.classes {
+            (0..TRUSTS as u8).for_each(|trust| class.reconsider(Trust(trust), &around));
+        }
+        let (mut asks, mut owners) = (Vec::new(), Vec::new());
+        let mut left = room;
+        for (key, sequence) in roster.running.iter().filter(|(_, sequence)| drafts(sequence)) {
+            let index = class_index(&sequence.request);
+            let class = &self.classes[index];
+            let room = self.limits.max_draft.min(sequence.most_proposals());
+            let probe = class.probe_length(Trust(0), room, &around);
+            let most = match (free, class.is_on(Trust(0))) {
+                _ if room == 0 => 0,
+                (true, _) if class.is_cool() && sequence.draft.is_watching() && probe.is_none() => 0,
+                (true, _) => room,
+                (false, true) => class.best_length(Trust(0), room.min(left), &around).0,
+                (false, false) => {
+                    let backlog = self.proposer.backlog(sequence.request.id, sequence.len());
+                    probe.filter(|_| backlog <= class.interval()).unwrap_or(0).min(left)
+                }
+            };
+            if most > 0 {
+                left = left.saturating_sub(if free { 0 } else { most });
+                asks.push(ask(sequence, most));
+                owners.push((*key, index));
+            }
+        }
+        if asks.is_empty() {
+            return (Vec::new(), ProposalWork::default());
+        }
+        // A draft that fails proposes nothing; the step goes on without it.
+        let work = self.proposer.propose(&mut asks).unwrap_or_default();
+        let answers = asks.into_iter().zip(owners).filter(|(ask, _)| !ask.tokens.is_empty());
+        let proposals = answers.map(|(ask, (key, class))| {
+            let room = ask.tokens.len();
+            let probe = self.classes[class].probe_length(ask.trust, room, &around);
+            Proposal { key, class, tokens: ask.tokens, trust: ask.trust, probe }
+        });
+        (proposals.collect(), work)
+    }
+
+    /// Gives proposals their tokens and pages, or has them watched. Returns the tokens that run.
+    fn place(
+        &mut self,
+        proposals: Vec<Proposal>,
+        (roster, pool, budget): (&mut Roster, &mut BlockPool, &mut TokenBudget),
+        (decodes, tokens): (usize, usize),
+    ) -> usize {
+        let (mut added, running) = (0, roster.running.len());
+        let free = self.proposer.cost() == ProposalCost::Free;
+        for Proposal { key, class, tokens: mut proposed, trust, probe } in proposals {
+            let Some(sequence) = roster.running.get_mut(&key) else { continue };
+            let around = Surroundings { cost: &self.cost, decodes, tokens: tokens + added };
+            let class = &mut self.classes[class];
+            let on = class.is_on(trust);
+            let length = match (on, free) {
+                (true, true) => class.best_length(trust, proposed.len(), &around).0,
+                (true, false) => proposed.len(),
+                (false, _) => probe.filter(|_| class.probe_is_due()).unwrap_or(0),
+            };
+            let length = pages_for(sequence, (pool, running), length.min(proposed.len()).min(budget.left()));
+            if length == 0 {
+                if free && !sequence.draft.is_watching() {
+                    sequence.draft.watch(proposed, trust);
+                }
+                continue;
+            }
+            if !on {
+                class.probed();
+            }
+            proposed.truncate(length);
+            added += budget.take(length);
+            sequence.draft.run(proposed, trust);
+        }
+        added
+    }
+
+    /// `drawn` came out for a sequence whose `proposals` ran; they may be none.
+    pub fn settle(&mut self, sequence: &mut Sequence, (proposals, drawn): (&[u32], &[u32]), stats: &mut StepStats) {
+        let class = &mut self.classes[class_index(&sequence.request)];
+        class.drew(drawn.len());
+        for token in drawn {
+            if let Some((trust, outcome)) = sequence.draft.drew(*token) {
+                class.watched(trust, outcome);
+            }
+        }
+        if proposals.is_empty() {
+            return;
+        }
+        let right = proposals.iter().zip(drawn).take_while(|(proposed, drawn)| proposed == drawn).count();
+        // Where the output ended on a right token, the rest was not decided.
+        let decided = if right == drawn.len() { right } else { proposals.len() };
+        stats.proposed_tokens += proposals.len() as u32;
+        stats.accepted_tokens += right as u32;
+        class.verified(sequence.draft.trust, (decided, right));
+    }
+
+    /// Drops what the proposer keeps of sequences that do not run.
+    pub fn retain(&mut self, runs: &dyn Fn(SequenceId) -> bool) {
+        self.proposer.retain(runs);
+    }
+
+    /// Classes that drew anything, with their figures.
+    pub fn figures(&self) -> Vec<ClassFigures> {
+        self.classes.iter().map(Class::figures).filter(|figures| figures.drawn > 0).collect()
+    }
+
+    pub fn take_changes(&mut self) -> Vec<SpeculationChange> {
+        std::mem::take(&mut self.changes)
+    }
+}
+
+/// Whether the sequence decodes in this step.
+fn drafts(sequence: &Sequence) -> bool {
+    sequence.planned == 1 && sequence.is_decoding()
+}
+
+fn ask(sequence: &Sequence, most: usize) -> Ask<'_> {
+    Ask {
+        id: sequence.request.id,
+        prompt: &sequence.request.prompt,
+        generated: &sequence.generated,
+        draw: sequence.draw(),
+        most,
+        tokens: Vec::new(),
+        trust: Trust::default(),
+    }
+}
+
+/// Of `wanted` proposals, those whose positions have pages: held ones, promised ones, and free ones as long as every
+/// running sequence could still take one.
+fn pages_for(sequence: &mut Sequence, (pool, running): (&mut BlockPool, usize), wanted: usize) -> usize {
+    let (len, block_size) = (sequence.len(), pool.block_size());
+    let held = sequence.table.capacity(block_size);
+    let promised = held + sequence.table.reserved() * block_size;
+    let positions = if pool.available() > running { len + wanted } else { promised.min(len + wanted) };
+    if sequence.table.grow_to(pool, positions).is_ok() {
+        return positions - len;
+    }
+    sequence.table.capacity(block_size).min(positions) - len
+}

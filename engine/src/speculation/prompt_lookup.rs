@@ -1,0 +1,152 @@
+//! Proposals by repetition: the newest tokens are looked up in prompt and output, and what followed them there is
+//! proposed. Nothing is computed, so a guess costs a few memory accesses.
+//!
+//! Each sequence has two tables from the hash of some neighbouring tokens to the last place they ended at: of `long`
+//! tokens, which are asked first, and of `short`. A place is compared token by token before it is believed; a collision
+//! only hides an older place. A repetition that reaches the newest token goes on periodically.
+//!
+//! Cost: O(1) a token to extend (amortised: tables double) and O([`LONGEST`]) to propose. Memory: at most 16 bytes a
+//! token, and [`MAX_PLACES`] places a table, beyond which older places give way. Bound on tables: two a running
+//! sequence.
+
+use std::collections::HashMap;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::proposer::{Ask, ProposalCost, ProposalWork, Proposer, Trust};
+use crate::{request::SequenceId, runner::RunnerError};
+
+/// Most places that a table remembers.
+pub const MAX_PLACES: usize = 1 << 16;
+/// Longest agreement that is measured.
+pub const LONGEST: usize = 24;
+/// Agreement in tokens from which trust is 1, and from which it is 2.
+const TRUSTED: [usize; 2] = [6, 12];
+/// Longest agreement looked up first, in tokens.
+const LONG: usize = 8;
+const NOWHERE: u32 = u32::MAX;
+
+/// Where some `gram` neighbouring tokens last ended.
+#[derive(Debug)]
+struct Places {
+    gram: usize,
+    /// Position after the last token, by hash; a power of two long.
+    ends: Vec<u32>,
+}
+
+impl Places {
+    fn new(gram: usize) -> Self {
+        Self { gram, ends: vec![NOWHERE; 64] }
+    }
+
+    fn slot(&self, ask: &Ask<'_>, end: usize) -> usize {
+        let mut bytes = [0u8; 4 * LONG];
+        for (index, place) in bytes.chunks_exact_mut(4).take(self.gram).enumerate() {
+            place.copy_from_slice(&ask.token(end - self.gram + index).to_le_bytes());
+        }
+        xxh3_64(&bytes[..4 * self.gram]) as usize & (self.ends.len() - 1)
+    }
+
+    /// Remembers that `gram` tokens end before `end`.
+    fn insert(&mut self, ask: &Ask<'_>, end: usize) {
+        if end >= self.gram {
+            let slot = self.slot(ask, end);
+            self.ends[slot] = end as u32;
+        }
+    }
+
+    /// An earlier place that ends like the known tokens.
+    fn find(&self, ask: &Ask<'_>) -> Option<usize> {
+        let len = ask.len();
+        let end = (len > self.gram).then(|| self.ends[self.slot(ask, len)]).filter(|end| *end != NOWHERE)? as usize;
+        (agreement(ask, end, self.gram) == self.gram).then_some(end)
+    }
+}
+
+/// How many tokens before `end` are those before the newest position, up to `most`.
+fn agreement(ask: &Ask<'_>, end: usize, most: usize) -> usize {
+    let len = ask.len();
+    (1..=most.min(end)).take_while(|back| ask.token(end - back) == ask.token(len - back)).count()
+}
+
+/// The tables of one sequence.
+#[derive(Debug)]
+struct Index {
+    short: Places,
+    long: Places,
+    /// Places that end before or at this position are in the tables.
+    indexed: usize,
+}
+
+impl Index {
+    fn new(min_match: usize) -> Self {
+        Self { short: Places::new(min_match), long: Places::new(LONG.max(min_match)), indexed: 0 }
+    }
+
+    /// Takes in all places but the newest, which is the one that is looked up.
+    fn extend(&mut self, ask: &Ask<'_>) {
+        let len = ask.len();
+        let wanted = (2 * len).next_power_of_two().min(MAX_PLACES);
+        if wanted > self.short.ends.len() {
+            // Room for twice as many, so that the next doubling is as far away.
+            let room = (2 * wanted).min(MAX_PLACES);
+            self.short.ends = vec![NOWHERE; room];
+            self.long.ends = vec![NOWHERE; room];
+            self.indexed = 0;
+        }
+        for end in self.indexed + 1..len {
+            self.short.insert(ask, end);
+            self.long.insert(ask, end);
+        }
+        self.indexed = len - 1;
+    }
+
+    fn propose(&mut self, ask: &mut Ask<'_>) {
+        self.extend(ask);
+        let Some(end) = self.long.find(ask).or_else(|| self.short.find(ask)) else { return };
+        let agreed = agreement(ask, end, LONGEST);
+        ask.trust = Trust(TRUSTED.iter().filter(|least| agreed >= **least).count() as u8);
+        let len = ask.len();
+        for ahead in 0..ask.most {
+            let position = end + ahead;
+            let token = if position < len { ask.token(position) } else { ask.tokens[position - len] };
+            ask.tokens.push(token);
+        }
+    }
+}
+
+/// See the file's header.
+#[derive(Debug)]
+pub struct PromptLookup {
+    min_match: usize,
+    sequences: HashMap<SequenceId, Index>,
+}
+
+impl PromptLookup {
+    /// Proposes where at least `min_match` tokens agree; 2 to 8.
+    pub fn new(min_match: usize) -> Self {
+        Self { min_match: min_match.clamp(2, LONG), sequences: HashMap::new() }
+    }
+}
+
+impl Proposer for PromptLookup {
+    fn cost(&self) -> ProposalCost {
+        ProposalCost::Free
+    }
+
+    fn backlog(&self, _: SequenceId, _: usize) -> usize {
+        0
+    }
+
+    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<ProposalWork, RunnerError> {
+        for ask in asks {
+            let min_match = self.min_match;
+            self.sequences.entry(ask.id).or_insert_with(|| Index::new(min_match)).propose(ask);
+        }
+        Ok(ProposalWork { modelled_us: None, caught_up: 0 })
+    }
+
+    fn retain(&mut self, runs: &dyn Fn(SequenceId) -> bool) {
+        self.sequences.retain(|id, _| runs(*id));
+    }
+}
