@@ -48,7 +48,7 @@ use crate::{
 };
 use class::{Class, Surroundings};
 use config::SpeculationLimits;
-use proposer::{Ask, ProposalCost, ProposalWork, Proposer, TRUSTS, Trust};
+use proposer::{Ask, ProposalCost, ProposalWork, Proposer, Trust};
 use report::{ClassFigures, SpeculationChange, SpeculationClass};
 use step_cost::{StepCost, StepSize};
 
@@ -78,6 +78,15 @@ pub(crate) struct Speculator {
     cost: StepCost,
     under_way: Option<UnderWay>,
     changes: Vec<SpeculationChange>,
+}
+
+const CLASSES: usize = LANES.len() + MAX_REQUEST_CLASSES as usize;
+
+/// Whether a sequence of the class decodes in the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Absent,
+    Decodes,
 }
 
 fn class_index(request: &GenerateRequest) -> usize {
@@ -122,14 +131,16 @@ impl Speculator {
             tokens += sequence.planned;
             decodes += usize::from(drafts(sequence));
         }
-        let (mut proposals, mut work) = (Vec::new(), ProposalWork::default());
+        let mut work = ProposalWork::default();
+        let mut added = 0;
         if decodes > 0 && budget.left() > 0 {
-            (proposals, work) = self.propose(roster, budget.left(), (decodes, tokens));
-        }
-        let added = self.place(proposals, (roster, pool, budget), (decodes, tokens));
-        for class in &mut self.classes {
-            if class.settle_state() {
-                self.changes.push(SpeculationChange { figures: class.figures() });
+            let size = StepSize { decodes, proposals: 0 };
+            // Before the first plain step nothing is known of costs, and nothing is guessed.
+            if let Some(around) = Surroundings::new(&self.cost, size, tokens) {
+                self.reconsider(roster, &around);
+                let proposals;
+                (proposals, work) = self.propose(roster, budget.left(), &around);
+                added = self.place(proposals, (roster, pool, budget), (size, tokens));
             }
         }
         // Prefills and catching up would blur what a decode costs.
@@ -141,30 +152,34 @@ impl Speculator {
         });
     }
 
-    /// Asks the proposer for all sequences for which an answer would be of use.
-    fn propose(
-        &mut self,
-        roster: &Roster,
-        room: usize,
-        (decodes, tokens): (usize, usize),
-    ) -> (Vec<Proposal>, ProposalWork) {
-        let around = Surroundings { cost: &self.cost, decodes, tokens };
-        let free = self.proposer.cost() == ProposalCost::Free;
-        for class in &mut self.classes {
-            (0..TRUSTS as u8).for_each(|trust| class.reconsider(Trust(trust), &around));
+    /// Looks at the classes of the sequences that decode anew.
+    fn reconsider(&mut self, roster: &Roster, around: &Surroundings) {
+        let mut present = [Presence::Absent; CLASSES];
+        for sequence in roster.running.values().filter(|sequence| drafts(sequence)) {
+            present[class_index(&sequence.request)] = Presence::Decodes;
         }
+        for (class, _) in self.classes.iter_mut().zip(present).filter(|(_, present)| *present == Presence::Decodes) {
+            if class.reconsider(around) {
+                self.changes.push(SpeculationChange { figures: class.figures() });
+            }
+        }
+    }
+
+    /// Asks the proposer for all sequences for which an answer would be of use.
+    fn propose(&mut self, roster: &Roster, room: usize, around: &Surroundings) -> (Vec<Proposal>, ProposalWork) {
+        let free = self.proposer.cost() == ProposalCost::Free;
         let (mut asks, mut owners) = (Vec::new(), Vec::new());
         let mut left = room;
         for (key, sequence) in roster.running.iter().filter(|(_, sequence)| drafts(sequence)) {
             let index = class_index(&sequence.request);
             let class = &self.classes[index];
             let room = self.limits.max_draft.min(sequence.most_proposals());
-            let probe = class.probe_length(Trust(0), room, &around);
+            let probe = class.probe_length(Trust(0), room, around);
             let most = match (free, class.is_on(Trust(0))) {
                 _ if room == 0 => 0,
                 (true, _) if class.is_cool() && sequence.draft.is_watching() && probe.is_none() => 0,
                 (true, _) => room,
-                (false, true) => class.best_length(Trust(0), room.min(left), &around).0,
+                (false, true) => class.best_length(Trust(0), room.min(left), around).0,
                 (false, false) => {
                     let backlog = self.proposer.backlog(sequence.request.id, sequence.len());
                     probe.filter(|_| backlog <= class.interval()).unwrap_or(0).min(left)
@@ -184,7 +199,7 @@ impl Speculator {
         let answers = asks.into_iter().zip(owners).filter(|(ask, _)| !ask.tokens.is_empty());
         let proposals = answers.map(|(ask, (key, class))| {
             let room = ask.tokens.len();
-            let probe = self.classes[class].probe_length(ask.trust, room, &around);
+            let probe = self.classes[class].probe_length(ask.trust, room, around);
             Proposal { key, class, tokens: ask.tokens, trust: ask.trust, probe }
         });
         (proposals.collect(), work)
@@ -195,17 +210,17 @@ impl Speculator {
         &mut self,
         proposals: Vec<Proposal>,
         (roster, pool, budget): (&mut Roster, &mut BlockPool, &mut TokenBudget),
-        (decodes, tokens): (usize, usize),
+        (mut size, tokens): (StepSize, usize),
     ) -> usize {
-        let (mut added, running) = (0, roster.running.len());
+        let running = roster.running.len();
         let free = self.proposer.cost() == ProposalCost::Free;
         for Proposal { key, class, tokens: mut proposed, trust, probe } in proposals {
             let Some(sequence) = roster.running.get_mut(&key) else { continue };
-            let around = Surroundings { cost: &self.cost, decodes, tokens: tokens + added };
             let class = &mut self.classes[class];
             let on = class.is_on(trust);
             let length = match (on, free) {
-                (true, true) => class.best_length(trust, proposed.len(), &around).0,
+                (true, true) => Surroundings::new(&self.cost, size, tokens)
+                    .map_or(0, |around| class.best_length(trust, proposed.len(), &around).0),
                 (true, false) => proposed.len(),
                 (false, _) => probe.filter(|_| class.probe_is_due()).unwrap_or(0),
             };
@@ -220,10 +235,10 @@ impl Speculator {
                 class.probed();
             }
             proposed.truncate(length);
-            added += budget.take(length);
+            size.proposals += budget.take(length);
             sequence.draft.run(proposed, trust);
         }
-        added
+        size.proposals
     }
 
     /// `drawn` came out for a sequence whose `proposals` ran; they may be none.
