@@ -308,6 +308,48 @@ fn classes_are_judged_apart() {
     assert!(state(1).proposed * 10 < state(0).proposed, "{:?}", state(1));
 }
 
+/// A draft that has no answer.
+struct Broken;
+
+impl ModelRunner for Broken {
+    fn shape(&self) -> RunnerShape {
+        shape(64)
+    }
+
+    fn submit(&mut self, _: &Batch) -> Result<(), RunnerError> {
+        Err(RunnerError("the draft is broken".to_owned()))
+    }
+
+    fn collect(&mut self) -> Result<BatchLogits, RunnerError> {
+        Err(RunnerError("no batch is outstanding".to_owned()))
+    }
+
+    fn copy_blocks(&mut self, _: &[(u32, u32)]) -> Result<(), RunnerError> {
+        Ok(())
+    }
+}
+
+/// Scenario: the draft fails whenever it is asked.
+/// Guarantees: sequences end as without it; the steps say why there were no guesses; it is soon asked rarely.
+#[test]
+fn a_broken_draft_harms_nobody() {
+    let speculation = Speculation::Draft { limits: SpeculationLimits::default() };
+    let config = EngineConfig { speculation, ..EngineConfig::default() };
+    let runner = Box::new(Habit::new(shape(200), CostModel::default(), (20.0, 3)));
+    let mut engine = Engine::with_draft(config, runner, Box::new(Broken), Arc::new(Pieces)).unwrap();
+    let asked = &long_requests(1)[0];
+    engine.submit(asked.clone(), 0).unwrap();
+    let (mut ledger, mut errors) = (Ledger::default(), 0);
+    while engine.has_work() {
+        let report = engine.step(0);
+        errors += report.draft_error.iter().filter(|error| error.to_string().contains("is broken")).count();
+        ledger.add(&report);
+    }
+    assert_eq!(ledger.outcomes[&0].tokens.len(), 300);
+    assert!((1..30).contains(&errors), "{errors} errors in 300 steps");
+    assert_eq!(engine.speculation_figures()[0].state, SpeculationState::Cool);
+}
+
 /// Scenario: settings that make no sense, a draft that is missing or has other tokens, a class that does not exist.
 /// Guarantees: refused, with the field, the value and what is right.
 #[test]
