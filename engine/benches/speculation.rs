@@ -95,7 +95,8 @@ fn run(engine: &mut Engine, request: GenerateRequest, epoch: Instant) -> Result<
 
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let middle = values.len() / 2;
+    (values[middle] + values[(values.len() - 1) / 2]) / 2.0
 }
 
 /// Medians of one kind of text: ratio, tokens a second with and without.
