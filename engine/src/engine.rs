@@ -186,6 +186,7 @@ impl Engine {
             speculator.idle();
         }
         report.speculation = speculator.take_changes();
+        report.draft_error = speculator.take_error();
     }
 
     /// How guesses fare, by class of requests, of the classes that drew anything. Empty if speculation is off.

@@ -42,13 +42,14 @@ use crate::{
     lanes::{LANES, lane_index},
     request::{GenerateRequest, MAX_REQUEST_CLASSES, RequestClass, SequenceId},
     roster::{Roster, RunKey},
+    runner::RunnerError,
     sequence::Sequence,
     step::StepStats,
     token_budget::TokenBudget,
 };
 use class::{Class, Surroundings};
 use config::SpeculationLimits;
-use proposer::{Ask, ProposalCost, ProposalWork, Proposer, TRUSTS, Trust};
+use proposer::{Ask, ProposalCost, ProposalWork, Proposer, Trust};
 use report::{ClassFigures, SpeculationChange, SpeculationClass};
 use step_cost::{StepCost, StepSize};
 
@@ -78,6 +79,16 @@ pub(crate) struct Speculator {
     cost: StepCost,
     under_way: Option<UnderWay>,
     changes: Vec<SpeculationChange>,
+    error: Option<RunnerError>,
+}
+
+const CLASSES: usize = LANES.len() + MAX_REQUEST_CLASSES as usize;
+
+/// Whether a class has a sequence that decodes in the step, or that its draft was asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Absent,
+    Decodes,
 }
 
 fn class_index(request: &GenerateRequest) -> usize {
@@ -93,7 +104,7 @@ impl Speculator {
         let lanes = LANES.into_iter().map(SpeculationClass::Lane);
         let named = (0..MAX_REQUEST_CLASSES).map(|class| SpeculationClass::Named(RequestClass(class)));
         let classes = lanes.chain(named).map(|class| Class::new(class, cost, limits)).collect();
-        Self { proposer, limits, classes, cost: StepCost::default(), under_way: None, changes: Vec::new() }
+        Self { proposer, limits, classes, cost: StepCost::default(), under_way: None, changes: Vec::new(), error: None }
     }
 
     /// A step begins: the one before it took until now, if there was always work.
@@ -122,14 +133,16 @@ impl Speculator {
             tokens += sequence.planned;
             decodes += usize::from(drafts(sequence));
         }
-        let (mut proposals, mut work) = (Vec::new(), ProposalWork::default());
+        let mut work = ProposalWork::default();
+        let mut added = 0;
         if decodes > 0 && budget.left() > 0 {
-            (proposals, work) = self.propose(roster, budget.left(), (decodes, tokens));
-        }
-        let added = self.place(proposals, (roster, pool, budget), (decodes, tokens));
-        for class in &mut self.classes {
-            if class.settle_state() {
-                self.changes.push(SpeculationChange { figures: class.figures() });
+            let size = StepSize { decodes, proposals: 0 };
+            // Before the first plain step nothing is known of costs, and nothing is guessed.
+            if let Some(around) = Surroundings::new(&self.cost, size, tokens) {
+                self.reconsider(roster, &around);
+                let proposals;
+                (proposals, work) = self.propose(roster, budget.left(), &around);
+                added = self.place(proposals, (roster, pool, budget), (size, tokens));
             }
         }
         // Prefills and catching up would blur what a decode costs.
@@ -141,37 +154,45 @@ impl Speculator {
         });
     }
 
-    /// Asks the proposer for all sequences for which an answer would be of use.
-    fn propose(
-        &mut self,
-        roster: &Roster,
-        room: usize,
-        (decodes, tokens): (usize, usize),
-    ) -> (Vec<Proposal>, ProposalWork) {
-        let around = Surroundings { cost: &self.cost, decodes, tokens };
-        let free = self.proposer.cost() == ProposalCost::Free;
-        for class in &mut self.classes {
-            (0..TRUSTS as u8).for_each(|trust| class.reconsider(Trust(trust), &around));
+    /// Looks at the classes of the sequences that decode anew.
+    fn reconsider(&mut self, roster: &Roster, around: &Surroundings) {
+        let mut present = [Presence::Absent; CLASSES];
+        for sequence in roster.running.values().filter(|sequence| drafts(sequence)) {
+            present[class_index(&sequence.request)] = Presence::Decodes;
         }
+        for (class, _) in self.classes.iter_mut().zip(present).filter(|(_, present)| *present == Presence::Decodes) {
+            if class.reconsider(around) {
+                self.changes.push(SpeculationChange { figures: class.figures() });
+            }
+        }
+    }
+
+    /// Asks the proposer for all sequences for which an answer would be of use.
+    fn propose(&mut self, roster: &Roster, room: usize, around: &Surroundings) -> (Vec<Proposal>, ProposalWork) {
         let (mut asks, mut owners) = (Vec::new(), Vec::new());
-        let mut left = room;
+        let (mut left, mut probing) = (room, [Presence::Absent; CLASSES]);
         for (key, sequence) in roster.running.iter().filter(|(_, sequence)| drafts(sequence)) {
             let index = class_index(&sequence.request);
             let class = &self.classes[index];
-            let room = self.limits.max_draft.min(sequence.most_proposals());
-            let probe = class.probe_length(Trust(0), room, &around);
-            let most = match (free, class.is_on(Trust(0))) {
-                _ if room == 0 => 0,
-                (true, _) if class.is_cool() && sequence.draft.is_watching() && probe.is_none() => 0,
-                (true, _) => room,
-                (false, true) => class.best_length(Trust(0), room.min(left), &around).0,
-                (false, false) => {
+            let most = self.limits.max_draft.min(sequence.most_proposals());
+            let most = match self.proposer.cost() {
+                ProposalCost::Free => {
+                    let of_use = !class.is_cool() || !sequence.draft.is_watching() || class.probe_is_due();
+                    if of_use { most } else { 0 }
+                }
+                ProposalCost::Model if class.is_on(Trust(0)) => class.best_length(Trust(0), most.min(left), around).0,
+                ProposalCost::Model => {
                     let backlog = self.proposer.backlog(sequence.request.id, sequence.len());
-                    probe.filter(|_| backlog <= class.interval()).unwrap_or(0).min(left)
+                    let first = std::mem::replace(&mut probing[index], Presence::Decodes) == Presence::Absent;
+                    let probe = class.probe_length(Trust(0), most.min(left), around);
+                    probe.filter(|_| first && backlog <= class.interval()).unwrap_or(0)
                 }
             };
             if most > 0 {
-                left = left.saturating_sub(if free { 0 } else { most });
+                left = match self.proposer.cost() {
+                    ProposalCost::Free => left,
+                    ProposalCost::Model => left - most,
+                };
                 asks.push(ask(sequence, most));
                 owners.push((*key, index));
             }
@@ -179,12 +200,20 @@ impl Speculator {
         if asks.is_empty() {
             return (Vec::new(), ProposalWork::default());
         }
-        // A draft that fails proposes nothing; the step goes on without it.
-        let work = self.proposer.propose(&mut asks).unwrap_or_default();
+        let work = match self.proposer.propose(&mut asks) {
+            Ok(work) => work,
+            Err(error) => {
+                // The step goes on without guesses, and guesses that cannot be had count as wrong.
+                self.error = Some(error);
+                asks.iter()
+                    .zip(&owners)
+                    .for_each(|(ask, owner)| self.classes[owner.1].watched(ask.trust, (ask.most, 0)));
+                return (Vec::new(), ProposalWork::default());
+            }
+        };
         let answers = asks.into_iter().zip(owners).filter(|(ask, _)| !ask.tokens.is_empty());
         let proposals = answers.map(|(ask, (key, class))| {
-            let room = ask.tokens.len();
-            let probe = self.classes[class].probe_length(ask.trust, room, &around);
+            let probe = self.classes[class].probe_length(ask.trust, ask.tokens.len(), around);
             Proposal { key, class, tokens: ask.tokens, trust: ask.trust, probe }
         });
         (proposals.collect(), work)
@@ -195,17 +224,17 @@ impl Speculator {
         &mut self,
         proposals: Vec<Proposal>,
         (roster, pool, budget): (&mut Roster, &mut BlockPool, &mut TokenBudget),
-        (decodes, tokens): (usize, usize),
+        (mut size, tokens): (StepSize, usize),
     ) -> usize {
-        let (mut added, running) = (0, roster.running.len());
+        let running = roster.running.len();
         let free = self.proposer.cost() == ProposalCost::Free;
         for Proposal { key, class, tokens: mut proposed, trust, probe } in proposals {
             let Some(sequence) = roster.running.get_mut(&key) else { continue };
-            let around = Surroundings { cost: &self.cost, decodes, tokens: tokens + added };
             let class = &mut self.classes[class];
             let on = class.is_on(trust);
             let length = match (on, free) {
-                (true, true) => class.best_length(trust, proposed.len(), &around).0,
+                (true, true) => Surroundings::new(&self.cost, size, tokens)
+                    .map_or(0, |around| class.best_length(trust, proposed.len(), &around).0),
                 (true, false) => proposed.len(),
                 (false, _) => probe.filter(|_| class.probe_is_due()).unwrap_or(0),
             };
@@ -220,10 +249,10 @@ impl Speculator {
                 class.probed();
             }
             proposed.truncate(length);
-            added += budget.take(length);
+            size.proposals += budget.take(length);
             sequence.draft.run(proposed, trust);
         }
-        added
+        size.proposals
     }
 
     /// `drawn` came out for a sequence whose `proposals` ran; they may be none.
@@ -254,6 +283,11 @@ impl Speculator {
     /// Classes that drew anything, with their figures.
     pub fn figures(&self) -> Vec<ClassFigures> {
         self.classes.iter().map(Class::figures).filter(|figures| figures.drawn > 0).collect()
+    }
+
+    /// Why the proposer failed in this step, if it did.
+    pub fn take_error(&mut self) -> Option<RunnerError> {
+        self.error.take()
     }
 
     pub fn take_changes(&mut self) -> Vec<SpeculationChange> {

@@ -5,6 +5,7 @@ use crate::{
     block_pool::PoolFigures,
     events::KvEvent,
     request::{FinishReason, SequenceId},
+    runner::RunnerError,
     speculation::report::SpeculationChange,
 };
 
@@ -98,4 +99,6 @@ pub struct StepReport {
     pub stats: StepStats,
     /// Classes of requests whose speculation was switched on or off.
     pub speculation: Vec<SpeculationChange>,
+    /// Why the draft model gave no guesses, if it failed; the step was not affected.
+    pub draft_error: Option<RunnerError>,
 }

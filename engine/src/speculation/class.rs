@@ -12,7 +12,7 @@ use super::{
     config::{MAX_DRAFT_TOKENS, SpeculationLimits},
     proposer::{ProposalCost, TRUSTS, Trust},
     report::{ClassFigures, SpeculationClass, SpeculationState},
-    step_cost::StepCost,
+    step_cost::{StepCost, StepSize},
 };
 
 /// Predicted gain from which a level is switched on, and below which it is switched off.
@@ -29,14 +29,27 @@ const LEAST_OUTCOMES: f32 = 3.0;
 /// Share of right tokens believed at first: a model proposes well, a repetition may be chance.
 const PRIOR: [f32; 2] = [0.25, 0.7];
 
-/// The step that proposals would join.
+/// The step that proposals would join, as far as its cost is known.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Surroundings<'a> {
-    pub cost: &'a StepCost,
-    /// Sequences that decode in it.
-    pub decodes: usize,
-    /// Tokens planned so far.
-    pub tokens: usize,
+pub(crate) struct Surroundings {
+    /// Time of a decoding sequence's share of a step without proposals.
+    share: f64,
+    /// Time that proposals of each length add.
+    added: [f64; MAX_DRAFT_TOKENS + 1],
+}
+
+impl Surroundings {
+    /// A step of `size.decodes` decoding sequences and `tokens` tokens of any kind, `size.proposals` of them on top;
+    /// `None` before anything is known.
+    pub fn new(cost: &StepCost, size: StepSize, tokens: usize) -> Option<Self> {
+        let share = cost.plain(size.decodes)? / size.decodes as f64;
+        let placed = cost.added(tokens, size.proposals)?;
+        let mut added = [0.0; MAX_DRAFT_TOKENS + 1];
+        for (length, added) in added.iter_mut().enumerate().skip(1) {
+            *added = (cost.added(tokens, size.proposals + length)? - placed).max(0.0);
+        }
+        Some(Self { share, added })
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -49,7 +62,8 @@ struct Level {
 /// See the file's header.
 #[derive(Debug, Clone)]
 pub(crate) struct Class {
-    levels: [Level; TRUSTS],
+    /// By trust; a model's proposals have one level only.
+    levels: Vec<Level>,
     cost: ProposalCost,
     limits: SpeculationLimits,
     figures: ClassFigures,
@@ -60,9 +74,9 @@ pub(crate) struct Class {
 impl Class {
     pub fn new(class: SpeculationClass, cost: ProposalCost, limits: SpeculationLimits) -> Self {
         // Running a model to see how it fares costs as much as using it: it starts on, and is switched off by evidence.
-        let (prior, state) = match cost {
-            ProposalCost::Free => (PRIOR[0], SpeculationState::Cool),
-            ProposalCost::Model => (PRIOR[1], SpeculationState::Active),
+        let (prior, state, levels) = match cost {
+            ProposalCost::Free => (PRIOR[0], SpeculationState::Cool, TRUSTS),
+            ProposalCost::Model => (PRIOR[1], SpeculationState::Active, 1),
         };
         let level = Level { acceptance: Acceptance::new(prior), state, gain: 1.0 };
         let figures = ClassFigures {
@@ -78,7 +92,7 @@ impl Class {
             predicted_gain: 1.0,
             switches: 0,
         };
-        let levels = std::array::from_fn(|_| level.clone());
+        let levels = vec![level; levels];
         Self { levels, cost, limits, figures, since_verification: 0, backoff: 0 }
     }
 
@@ -97,18 +111,19 @@ impl Class {
     }
 
     fn level(&self, trust: Trust) -> &Level {
-        &self.levels[usize::from(trust.0).min(TRUSTS - 1)]
+        &self.levels[self.place(trust)]
+    }
+
+    fn place(&self, trust: Trust) -> usize {
+        usize::from(trust.0).min(self.levels.len() - 1)
     }
 
     /// The best length up to `most` of a proposal of this trust, and the gain predicted for it; length 0 gains 1.
-    pub fn best_length(&self, trust: Trust, most: usize, around: &Surroundings<'_>) -> (usize, f32) {
-        let Some(step) = around.cost.plain(around.decodes) else { return (0, 1.0) };
-        let share = step / around.decodes.max(1) as f64;
+    pub fn best_length(&self, trust: Trust, most: usize, around: &Surroundings) -> (usize, f32) {
         let mut best = (0, 1.0);
         for length in 1..=most.min(MAX_DRAFT_TOKENS) {
-            let Some(added) = around.cost.added(around.tokens, length) else { break };
             let tokens = 1.0 + f64::from(self.level(trust).acceptance.expected(length));
-            let gain = (tokens * share / (share + added)) as f32;
+            let gain = (tokens * around.share / (around.share + around.added[length])) as f32;
             if gain > best.1 {
                 best = (length, gain);
             }
@@ -116,14 +131,17 @@ impl Class {
         best
     }
 
-    /// Looks at a level anew before it is used in a step.
-    pub fn reconsider(&mut self, trust: Trust, around: &Surroundings<'_>) {
-        if around.cost.plain(around.decodes).is_none() {
-            return;
-        }
+    /// Looks at all levels anew before they are used in a step. True if the class was switched.
+    pub fn reconsider(&mut self, around: &Surroundings) -> bool {
+        (0..self.levels.len() as u8).for_each(|trust| self.reconsider_level(Trust(trust), around));
+        self.settle_state()
+    }
+
+    fn reconsider_level(&mut self, trust: Trust, around: &Surroundings) {
         let (_, gain) = self.best_length(trust, self.limits.max_draft, around);
         let known = self.cost == ProposalCost::Model || self.level(trust).acceptance.outcomes() >= LEAST_OUTCOMES;
-        let level = &mut self.levels[usize::from(trust.0).min(TRUSTS - 1)];
+        let place = self.place(trust);
+        let level = &mut self.levels[place];
         level.gain = gain;
         match level.state {
             SpeculationState::Active if gain < LEAVE => level.state = SpeculationState::Cool,
@@ -135,8 +153,7 @@ impl Class {
         }
     }
 
-    /// Takes over what the levels have come to. True if the class was switched.
-    pub fn settle_state(&mut self) -> bool {
+    fn settle_state(&mut self) -> bool {
         let on = self.levels.iter().any(|level| level.state == SpeculationState::Active);
         let state = if on { SpeculationState::Active } else { SpeculationState::Cool };
         self.figures.predicted_gain = self.levels.iter().map(|level| level.gain).fold(1.0, f32::max);
@@ -147,7 +164,7 @@ impl Class {
 
     /// Length of the verification that a level which is off is due, `None` if it is not or could not gain even if it
     /// cost nothing. `most`: tokens that can be had.
-    pub fn probe_length(&self, trust: Trust, most: usize, around: &Surroundings<'_>) -> Option<usize> {
+    pub fn probe_length(&self, trust: Trust, most: usize, around: &Surroundings) -> Option<usize> {
         let interval = self.interval();
         if !self.probe_is_due() || most == 0 {
             return None;
@@ -156,8 +173,8 @@ impl Class {
         if self.cost == ProposalCost::Free && 1.0 + self.level(trust).acceptance.expected(most) < ENTER {
             return None;
         }
-        let allowed = around.cost.plain(around.decodes)? * interval as f64 * PROBE_SHARE;
-        let fits = |length: &usize| around.cost.added(around.tokens, *length).is_some_and(|added| added <= allowed);
+        let allowed = around.share * interval as f64 * PROBE_SHARE;
+        let fits = |length: &usize| around.added[*length] <= allowed;
         Some((1..=most).rev().find(fits).unwrap_or(1))
     }
 
@@ -183,9 +200,10 @@ impl Class {
         self.since_verification = self.since_verification.saturating_add(tokens);
     }
 
-    /// Of `proposed` tokens the first `right` were; the sequence went on behind them.
+    /// Of `proposed` tokens, the first `right` were right.
     pub fn verified(&mut self, trust: Trust, (proposed, right): (usize, usize)) {
-        self.levels[usize::from(trust.0).min(TRUSTS - 1)].acceptance.record(proposed, right);
+        let place = self.place(trust);
+        self.levels[place].acceptance.record(proposed, right);
         self.figures.verifications += 1;
         self.figures.proposed += proposed as u64;
         self.figures.accepted += right as u64;
@@ -194,7 +212,8 @@ impl Class {
 
     /// As [`Class::verified`], of a proposal that did not run.
     pub fn watched(&mut self, trust: Trust, (proposed, right): (usize, usize)) {
-        self.levels[usize::from(trust.0).min(TRUSTS - 1)].acceptance.record(proposed, right);
+        let place = self.place(trust);
+        self.levels[place].acceptance.record(proposed, right);
         self.figures.watched += 1;
         self.figures.watched_tokens += proposed as u64;
         self.figures.watched_right += right as u64;

@@ -34,7 +34,7 @@ struct Entry {
 impl Entry {
     /// Cuts back to what is still true of the sequence, and to all but its last token.
     fn agree(&mut self, ask: &Ask<'_>) {
-        let limit = self.tokens.len().min(ask.len() - 1);
+        let limit = self.tokens.len().min(ask.known() - 1);
         while self.sound < limit && self.tokens[self.sound] == ask.token(self.sound) {
             self.sound += 1;
         }
@@ -77,7 +77,7 @@ impl DraftModel {
     fn catch_up(&mut self, ask: &Ask<'_>, room: &mut usize) -> Option<(BatchSlot, Reach)> {
         let entry = self.entries.entry(ask.id).or_default();
         entry.agree(ask);
-        let (from, len) = (entry.sound, ask.len());
+        let (from, len) = (entry.sound, ask.known());
         // The last token is not backlog, it is what a proposal starts from.
         let take = (len - from).min(1 + *room);
         self.grow(ask.id, len + ask.most)?;
@@ -152,7 +152,7 @@ impl DraftModel {
             for index in &wanting {
                 let ask = &asks[*index];
                 let Some(token) = ask.tokens.last() else { continue };
-                let position = ask.len() + ask.tokens.len() - 1;
+                let position = ask.known() + ask.tokens.len() - 1;
                 if let Some(entry) = self.entries.get_mut(&ask.id) {
                     entry.tokens.push(*token);
                 }

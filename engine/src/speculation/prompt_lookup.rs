@@ -22,7 +22,7 @@ pub const MAX_PLACES: usize = 1 << 16;
 pub const LONGEST: usize = 24;
 /// Agreement in tokens from which trust is 1, and from which it is 2.
 const TRUSTED: [usize; 2] = [6, 12];
-/// Longest agreement looked up first, in tokens.
+/// Tokens that must agree in the table that is asked first.
 const LONG: usize = 8;
 const NOWHERE: u32 = u32::MAX;
 
@@ -57,7 +57,7 @@ impl Places {
 
     /// An earlier place that ends like the known tokens.
     fn find(&self, ask: &Ask<'_>) -> Option<usize> {
-        let len = ask.len();
+        let len = ask.known();
         let end = (len > self.gram).then(|| self.ends[self.slot(ask, len)]).filter(|end| *end != NOWHERE)? as usize;
         (agreement(ask, end, self.gram) == self.gram).then_some(end)
     }
@@ -65,7 +65,7 @@ impl Places {
 
 /// How many tokens before `end` are those before the newest position, up to `most`.
 fn agreement(ask: &Ask<'_>, end: usize, most: usize) -> usize {
-    let len = ask.len();
+    let len = ask.known();
     (1..=most.min(end)).take_while(|back| ask.token(end - back) == ask.token(len - back)).count()
 }
 
@@ -85,7 +85,7 @@ impl Index {
 
     /// Takes in all places but the newest, which is the one that is looked up.
     fn extend(&mut self, ask: &Ask<'_>) {
-        let len = ask.len();
+        let len = ask.known();
         let wanted = (2 * len).next_power_of_two().min(MAX_PLACES);
         if wanted > self.short.ends.len() {
             // Room for twice as many, so that the next doubling is as far away.
@@ -106,7 +106,7 @@ impl Index {
         let Some(end) = self.long.find(ask).or_else(|| self.short.find(ask)) else { return };
         let agreed = agreement(ask, end, LONGEST);
         ask.trust = Trust(TRUSTED.iter().filter(|least| agreed >= **least).count() as u8);
-        let len = ask.len();
+        let len = ask.known();
         for ahead in 0..ask.most {
             let position = end + ahead;
             let token = if position < len { ask.token(position) } else { ask.tokens[position - len] };
@@ -148,5 +148,78 @@ impl Proposer for PromptLookup {
 
     fn retain(&mut self, runs: &dyn Fn(SequenceId) -> bool) {
         self.sequences.retain(|id, _| runs(*id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{request::SamplingParams, sampler::Draw, token_history::TokenHistory};
+
+    /// Proposals for every beginning of `text` of at least `first` tokens, asked for in turn.
+    fn proposals(lookup: &mut PromptLookup, text: &[u32], first: usize) -> Vec<(Vec<u32>, Trust)> {
+        let (params, history) = (SamplingParams::default(), TokenHistory::default());
+        let (prompt, output) = text.split_at(first);
+        let ask = |end: usize| Ask {
+            id: SequenceId(1),
+            prompt,
+            generated: &output[..end],
+            draw: Draw { params: &params, history: &history, index: end },
+            most: 5,
+            tokens: Vec::new(),
+            trust: Trust::default(),
+        };
+        let answers = (0..=output.len()).map(|end| {
+            let mut asks = [ask(end)];
+            lookup.propose(&mut asks).unwrap();
+            let [ask] = asks;
+            (ask.tokens, ask.trust)
+        });
+        answers.collect()
+    }
+
+    /// The continuations of all earlier places that agree with the end of `text` in `least` tokens.
+    fn continuations(text: &[u32], least: usize) -> Vec<Vec<u32>> {
+        let ends = (least..text.len()).filter(|end| text[..*end].ends_with(&text[text.len() - least..]));
+        ends.map(|end| {
+            let mut longer = text.to_vec();
+            (0..5).for_each(|ahead| longer.push(longer[end + ahead]));
+            longer.split_off(text.len())
+        })
+        .collect()
+    }
+
+    proptest! {
+        /// Scenario: random text over few tokens, asked about token by token.
+        /// Guarantees: what is proposed followed the same tokens somewhere before.
+        #[test]
+        fn only_repetitions_are_proposed(
+            text in prop::collection::vec(0u32..4, 2..80), first in 1usize..40, least in 2usize..5,
+        ) {
+            let first = first.min(text.len());
+            let mut lookup = PromptLookup::new(least);
+            for (offset, (proposal, _)) in proposals(&mut lookup, &text, first).into_iter().enumerate() {
+                let known = &text[..first + offset];
+                let possible = if known.len() > least { continuations(known, least) } else { Vec::new() };
+                prop_assert!(proposal.is_empty() || possible.contains(&proposal), "{proposal:?} after {known:?}");
+            }
+        }
+    }
+
+    /// Scenario: a long text with a period, longer than what a table remembers.
+    /// Guarantees: the period is continued, past the newest token too, with full trust; tables stay in their bound.
+    #[test]
+    fn a_period_is_continued() {
+        let text: Vec<u32> = (0..MAX_PLACES as u32 * 2).map(|at| at % 3).collect();
+        let mut lookup = PromptLookup::new(3);
+        let last = proposals(&mut lookup, &text, text.len() - 50).pop().unwrap();
+        let next = text.len() as u32;
+        assert_eq!(last, ((next..next + 5).map(|at| at % 3).collect(), Trust(2)));
+        let index = &lookup.sequences[&SequenceId(1)];
+        assert_eq!((index.short.ends.len(), index.long.ends.len()), (MAX_PLACES, MAX_PLACES));
+        lookup.retain(&|_| false);
+        assert!(lookup.sequences.is_empty());
     }
 }

@@ -29,7 +29,7 @@ pub struct Ask<'a> {
 
 impl Ask<'_> {
     /// Known tokens.
-    pub fn len(&self) -> usize {
+    pub fn known(&self) -> usize {
         self.prompt.len() + self.generated.len()
     }
 
