@@ -3,7 +3,7 @@
 //!
 //! The load is steady: prompts of 16 to 512 tokens of which up to 64 are shared by every eighth request, outputs of 16
 //! to 256, a new request for each that ends. Sampling is greedy over a vocabulary of 32, so its share is small.
-//! `--quick` measures fewer steps. The last line is one JSON object; a build with debug assertions says so there,
+//! `--quick` measures fewer steps, `--only 256` one load. The last line is one JSON object; a build with debug assertions says so there,
 //! because it includes the leak check, which is O(blocks).
 //!
 //! Cost: seconds. Memory: about 60 MB for 4096 sequences.
@@ -156,7 +156,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "sequences", "p50 us", "p99 us", "mean us", "ns/sequence", "runner us"
     );
     let mut rows = Vec::new();
-    for sequences in [64, 256, 1024, 4096] {
+    let only: Option<usize> =
+        std::env::args().skip_while(|argument| argument != "--only").nth(1).and_then(|number| number.parse().ok());
+    for sequences in [64, 256, 1024, 4096].into_iter().filter(|number| only.is_none_or(|only| only == *number)) {
         let row = measure(sequences, steps)?;
         let each = row.mean_us * 1e3 / sequences as f64;
         println!(

@@ -96,6 +96,8 @@ pub struct BlockPool {
     cached: LruList,
     index: HashMap<BlockHash, BlockId>,
     reserved: usize,
+    /// References over all blocks.
+    held: usize,
     events: Vec<KvEvent>,
 }
 
@@ -115,6 +117,7 @@ impl BlockPool {
             cached: LruList::new(blocks),
             index: HashMap::new(),
             reserved: 0,
+            held: 0,
             events: Vec::new(),
         }
     }
@@ -160,6 +163,7 @@ impl BlockPool {
         };
         debug_assert!(self.blocks[block as usize].references == 0 && self.blocks[block as usize].name.is_none());
         self.blocks[block as usize].references = 1;
+        self.held += 1;
         BlockId(block)
     }
 
@@ -190,6 +194,7 @@ impl BlockPool {
             self.cached.remove(block.0);
         }
         state.references += 1;
+        self.held += 1;
     }
 
     /// Gives one reference back. Tables release from their tail, so that a child becomes evictable before its parent.
@@ -197,6 +202,7 @@ impl BlockPool {
         let state = &mut self.blocks[block.0 as usize];
         assert!(state.references > 0, "invariant: {block:?} is released as often as it was taken");
         state.references -= 1;
+        self.held -= 1;
         if state.references == 0 {
             match state.name {
                 Some(_) => self.cached.push_newest(block.0),

@@ -7,8 +7,8 @@
 
 use crate::{
     request::FinishReason,
-    roster::RunKey,
     runner::{BatchLogits, RunnerError},
+    running::RunKey,
     sampler::Sampler,
     scheduler::Scheduler,
     sequence::Sequence,

@@ -15,7 +15,7 @@
 //! | `step` | the report of one step |
 //! | `config`, `validate` | settings and requests, checked before anything is kept |
 //! | `engine`, `finish` | the step loop: schedule, execute, finish |
-//! | `sequence`, `roster` | one sequence; all of them, waiting or running |
+//! | `sequence`, `roster`, `running` | one sequence; all of them; those that run, in order of service |
 //! | `scheduler`, `token_budget`, `lanes`, `preemption` | who runs in this step, who gives way (SPEC B7, B8) |
 //! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
 //! | `sampler`, `token_history` | logits to tokens |
@@ -40,6 +40,7 @@ pub mod prefix_cache;
 pub mod request;
 mod roster;
 pub mod runner;
+mod running;
 pub mod sampler;
 mod scheduler;
 mod sequence;

@@ -4,17 +4,13 @@
 //! Invariant: the victim is the last in the order of service (lowest lane, then latest arrival), so the first in that
 //! order never gives way and always makes progress.
 //!
-//! Cost: O(log n) to find a victim. No state.
+//! Cost: O(1) to find a victim. No state.
 
-use crate::{
-    config::LanePreemption,
-    request::Lane,
-    roster::{Roster, RunKey},
-};
+use crate::{config::LanePreemption, request::Lane, roster::Roster, running::RunKey};
 
 /// The running sequence that gives way when pages run out.
 pub(crate) fn victim_for_pages(roster: &Roster) -> Option<RunKey> {
-    roster.running.last_key_value().map(|(key, _)| *key)
+    roster.running.last_key()
 }
 
 /// The running sequence that gives its place to one waiting in `lane`, if the rule allows it.

@@ -7,22 +7,16 @@
 //! Cost: O(log n) a move. Memory: a map entry a sequence. Bounds: `max_running` and `max_waiting`, held by the
 //! scheduler and `submit`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use crate::{
     Micros,
     block_pool::{BlockId, BlockPool},
     lanes::{WaitKey, WaitingLanes},
     request::{Lane, SequenceId},
+    running::{RunKey, Running},
     sequence::{Arrival, Sequence},
 };
-
-/// Order of service among running sequences.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RunKey {
-    pub lane: Lane,
-    pub arrival: Arrival,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Place {
@@ -33,7 +27,7 @@ enum Place {
 /// See the file's header.
 pub(crate) struct Roster {
     waiting: WaitingLanes,
-    pub running: BTreeMap<RunKey, Box<Sequence>>,
+    pub running: Running,
     places: HashMap<SequenceId, Place>,
     /// Marked by `cancel`, removed at the next step; at most one entry a sequence.
     cancelled: Vec<SequenceId>,
@@ -44,7 +38,7 @@ impl Roster {
     pub fn new(max_overtake: Micros) -> Self {
         Self {
             waiting: WaitingLanes::new(max_overtake),
-            running: BTreeMap::new(),
+            running: Running::default(),
             places: HashMap::new(),
             cancelled: Vec::new(),
             arrivals: 0,
@@ -110,7 +104,7 @@ impl Roster {
         let sequence = match self.places.get(&id) {
             None => return false,
             Some(Place::Waiting(lane, key)) => self.waiting.get_mut(*lane, key),
-            Some(Place::Running(key)) => self.running.get_mut(key).map(Box::as_mut),
+            Some(Place::Running(key)) => self.running.get_mut(key),
         };
         let sequence = sequence.expect("invariant: a sequence is where its place says");
         if !std::mem::replace(&mut sequence.cancelled, true) {
@@ -135,6 +129,13 @@ impl Roster {
         Some(sequence)
     }
 
+    /// What a leak can't hide from, in O(running): as many references and promises as the tables hold. For debug builds.
+    pub fn check_sums(&self, pool: &BlockPool) -> Result<(), String> {
+        let tables = || self.running.values().map(|sequence| &sequence.table);
+        let held = tables().map(|table| table.len()).sum();
+        pool.check_sums(held, tables().map(|table| table.reserved()).sum())
+    }
+
     /// Checks places, and the pool against the tables of running sequences. For debug builds and tests.
     pub fn check_invariants(&self, pool: &BlockPool) -> Result<(), String> {
         for (lane, key, sequence) in self.waiting.iter() {
@@ -146,7 +147,7 @@ impl Roster {
                 return Err(format!("{id:?} waits and holds blocks"));
             }
         }
-        for (key, sequence) in &self.running {
+        for (key, sequence) in self.running.iter() {
             let id = sequence.request.id;
             if self.places.get(&id) != Some(&Place::Running(*key)) {
                 return Err(format!("{id:?} runs and its place says otherwise"));

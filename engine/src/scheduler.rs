@@ -21,8 +21,9 @@ use crate::{
     preemption::{victim_for_lane, victim_for_pages},
     prefix_cache::PrefixCache,
     request::Lane,
-    roster::{Roster, RunKey},
+    roster::Roster,
     runner::{Batch, BatchSlot, RunnerShape},
+    running::RunKey,
     sequence::{FirstRun, Sequence},
     step::StepStats,
     token_budget::TokenBudget,
@@ -53,6 +54,9 @@ pub(crate) struct Scheduler {
     /// Figures of the step under way.
     pub stats: StepStats,
     config: EngineConfig,
+    /// Prefills under way, in order of service; found anew in each step.
+    prefills: Vec<RunKey>,
+    /// Slots of earlier batches, for their memory; at most `max_running`.
     spare: Vec<BatchSlot>,
 }
 
@@ -69,6 +73,7 @@ impl Scheduler {
             },
             stats: StepStats::default(),
             config,
+            prefills: Vec::new(),
             spare: Vec::new(),
         }
     }
@@ -76,6 +81,7 @@ impl Scheduler {
     /// Plans a step and lends the block tables to its batch; [`Scheduler::take_back`] must follow.
     pub fn schedule(&mut self, now: Micros) -> Plan {
         let mut budget = TokenBudget::new(self.config.token_budget);
+        self.roster.running.close_gaps();
         self.plan_decodes(&mut budget);
         let pages_ran_out = self.stats.preempted > 0;
         for lane in LANES {
@@ -90,36 +96,34 @@ impl Scheduler {
     /// One token for each decoding sequence, in order of service. Where pages run out, the last in that order gives
     /// way.
     fn plan_decodes(&mut self, budget: &mut TokenBudget) {
-        let mut start = self.roster.running.first_key_value().map(|(key, _)| *key);
-        while let Some(key) = start {
-            start = self.plan_decodes_from(key, budget);
-            if start.is_some() {
+        self.prefills.clear();
+        let mut place = 0;
+        while place < self.roster.running.places() {
+            let Some((key, sequence)) = self.roster.running.at(place) else {
+                place += 1;
+                continue;
+            };
+            if !sequence.is_decoding() {
+                self.prefills.push(key);
+            } else if sequence.table.grow_to(&mut self.pool, sequence.len()).is_ok() {
+                sequence.planned = budget.take(1);
+            } else {
                 let victim = victim_for_pages(&self.roster).expect("invariant: somebody runs");
                 self.interrupt(victim, budget);
+                continue;
             }
+            place += 1;
         }
-    }
-
-    /// Plans decodes from `start` on; `Some` names the one for which there is no page.
-    fn plan_decodes_from(&mut self, start: RunKey, budget: &mut TokenBudget) -> Option<RunKey> {
-        let running = self.roster.running.range_mut(start..);
-        for (key, sequence) in running.filter(|(_, sequence)| sequence.is_decoding()) {
-            let positions = sequence.len();
-            if sequence.table.grow_to(&mut self.pool, positions).is_err() {
-                return Some(*key);
-            }
-            sequence.planned = budget.take(1);
-        }
-        None
     }
 
     /// The next chunk of each prefill of `lane` that is under way.
     fn plan_prefills(&mut self, lane: Lane, budget: &mut TokenBudget) {
-        if budget.left() == 0 {
-            return;
-        }
-        for (_, sequence) in self.roster.running.iter_mut().filter(|(key, _)| key.lane == lane) {
-            if sequence.planned == 0 && !sequence.is_decoding() {
+        for key in self.prefills.iter().filter(|key| key.lane == lane) {
+            if budget.left() == 0 {
+                return;
+            }
+            // It may have given way since.
+            if let Some(sequence) = self.roster.running.get_mut(key) {
                 plan_chunk(sequence, &mut self.pool, budget);
             }
         }
@@ -200,24 +204,18 @@ impl Scheduler {
         plan
     }
 
-    /// Puts the block tables back that `schedule` lent. The runner has what it needs of the batch.
+    /// Puts the block tables back that `schedule` lent, now that the runner has what it needs of the batch, and does
+    /// what of the next step needs no results of this one: pages for the decodes to come. Takes only what is free; if
+    /// pages lack, the next `schedule` decides who gives way.
     pub fn take_back(&mut self, batch: Batch) {
-        for (mut slot, sequence) in batch.slots.into_iter().zip(planned(&mut self.roster)) {
+        let planned = self.roster.running.values_mut().filter(|sequence| sequence.planned > 0);
+        let mut pages_left = true;
+        for (mut slot, sequence) in batch.slots.into_iter().zip(planned) {
             sequence.table.put_back(std::mem::take(&mut slot.blocks));
             self.spare.push(slot);
-        }
-    }
-
-    /// Work for the next step that needs no results of this one, done while the runner computes: pages for the decodes
-    /// to come. Takes only what is free; if pages lack, the next `schedule` decides who gives way.
-    pub fn prepare(&mut self) {
-        for sequence in planned(&mut self.roster) {
             let positions = sequence.len() + 1;
-            if sequence.draws_in_this_step()
-                && positions <= sequence.most_positions()
-                && sequence.table.grow_to(&mut self.pool, positions).is_err()
-            {
-                return;
+            if pages_left && sequence.draws_in_this_step() && positions <= sequence.most_positions() {
+                pages_left = sequence.table.grow_to(&mut self.pool, positions).is_ok();
             }
         }
     }
@@ -242,11 +240,6 @@ impl Scheduler {
             ..std::mem::take(&mut self.stats)
         }
     }
-}
-
-/// The sequences of the step under way, in the order of its batch.
-fn planned(roster: &mut Roster) -> impl Iterator<Item = &mut Sequence> {
-    roster.running.values_mut().map(Box::as_mut).filter(|sequence| sequence.planned > 0)
 }
 
 /// Plans as much of what remains as the budget has, and sees to its blocks.

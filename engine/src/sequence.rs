@@ -31,18 +31,21 @@ pub(crate) struct FirstRun {
     pub cached_tokens: usize,
 }
 
-/// See the file's header.
+/// See the file's header. What each step's walks read lies together at the front, in two cache lines.
+#[repr(C)]
 pub(crate) struct Sequence {
+    pub computed: usize,
+    pub planned: usize,
+    pub generated: Vec<u32>,
+    /// Length of the request's prompt.
+    prompt_len: usize,
+    pub table: BlockTable,
     pub request: GenerateRequest,
     pub arrival: Arrival,
     pub submitted: Micros,
-    pub generated: Vec<u32>,
     /// Hashes of full blocks so far; of the prompt from the start, of the output as it grows. Empty if nothing is
     /// reused.
     pub hashes: Vec<BlockHash>,
-    pub table: BlockTable,
-    pub computed: usize,
-    pub planned: usize,
     pub first_run: Option<FirstRun>,
     pub preemptions: u32,
     pub cancelled: bool,
@@ -56,14 +59,15 @@ impl Sequence {
         let history = TokenHistory::new(&request.sampling, &request.prompt, request.sampling_offset as usize);
         let text = TextStream::new(&request.stop.stop_strings);
         Self {
+            computed: 0,
+            planned: 0,
+            generated: Vec::new(),
+            prompt_len: request.prompt.len(),
+            table: BlockTable::default(),
             request,
             arrival,
             submitted,
-            generated: Vec::new(),
             hashes,
-            table: BlockTable::default(),
-            computed: 0,
-            planned: 0,
             first_run: None,
             preemptions: 0,
             cancelled: false,
@@ -78,12 +82,12 @@ impl Sequence {
 
     /// Tokens known: prompt and output.
     pub fn len(&self) -> usize {
-        self.request.prompt.len() + self.generated.len()
+        self.prompt_len + self.generated.len()
     }
 
     /// Most tokens that will ever need KV: all but the last that may be generated.
     pub fn most_positions(&self) -> usize {
-        self.request.prompt.len() + self.request.stop.max_tokens as usize - 1
+        self.prompt_len + self.request.stop.max_tokens as usize - 1
     }
 
     /// Known tokens without KV.

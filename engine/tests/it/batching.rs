@@ -82,6 +82,7 @@ fn play(config: EngineConfig, blocks: usize, visits: &[Visit]) -> Ledger {
             return ledger;
         }
         let report = engine.step(step as i64 * 1_000);
+        engine.check_invariants().expect("no leak");
         let stats = report.stats;
         assert!(stats.prefill_tokens + stats.decode_tokens <= config.token_budget as u32, "{stats:?}");
         assert!(stats.running <= config.max_running as u32, "{stats:?}");

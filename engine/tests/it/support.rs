@@ -178,6 +178,7 @@ pub fn run_to_end(engine: &mut Engine) -> Ledger {
         now += 1_000;
         assert!(now < 20_000_000, "no end in 20000 steps: {:?}", engine.queue_figures());
         ledger.add(&engine.step(now));
+        engine.check_invariants().expect("no leak");
     }
     ledger
 }
