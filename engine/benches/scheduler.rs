@@ -70,6 +70,18 @@ impl ModelRunner for Timed {
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
         self.timed(|inner| inner.copy_blocks(pairs))
     }
+
+    fn provide_l2(&mut self, blocks: usize) -> Result<(), RunnerError> {
+        self.inner.provide_l2(blocks)
+    }
+
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        self.timed(|inner| inner.swap_out(pairs))
+    }
+
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        self.timed(|inner| inner.swap_in(pairs))
+    }
 }
 
 /// A request whose sizes follow from its number.

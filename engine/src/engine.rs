@@ -16,12 +16,13 @@ use crate::{
     finish::{Finishing, check_logits, close_output},
     lanes::LANES,
     request::{FinishReason, GenerateRequest, SequenceId, SubmitRejection},
-    runner::{ModelRunner, RunnerShape},
+    runner::{ModelRunner, RunnerError, RunnerShape, Transfer},
     sampler::Sampler,
     scheduler::{Plan, Scheduler},
     sequence::Sequence,
     step::{QueueFigures, StepReport},
     stop::TokenBytes,
+    swap::carry_out,
     validate::validate_request,
 };
 
@@ -43,11 +44,13 @@ impl Engine {
     /// An engine without sequences. `vocabulary` gives the bytes of the runner's token ids.
     pub fn new(
         config: EngineConfig,
-        runner: Box<dyn ModelRunner>,
+        mut runner: Box<dyn ModelRunner>,
         vocabulary: Arc<dyn TokenBytes>,
     ) -> Result<Self, ConfigError> {
         let shape = runner.shape();
         config.validate(&shape)?;
+        let blocks = config.l2_blocks;
+        runner.provide_l2(blocks).map_err(|error| ConfigError::SecondLevel { blocks, problem: error.0 })?;
         let scheduler = Scheduler::new(config, &shape);
         Ok(Self { config, shape, runner, vocabulary, scheduler, sampler: Sampler::default(), steps: 0 })
     }
@@ -85,8 +88,9 @@ impl Engine {
         let mut report = StepReport::default();
         self.retire_cancelled(&mut report);
         let plan = self.scheduler.schedule(now);
+        let moved = self.transfer(&plan.transfers);
         if !plan.keys.is_empty() {
-            self.execute(plan, &mut report);
+            self.execute(plan, moved, &mut report);
         }
         self.steps += 1;
         report.kv_events = self.scheduler.pool.take_events();
@@ -100,10 +104,19 @@ impl Engine {
         report
     }
 
-    fn execute(&mut self, plan: Plan, report: &mut StepReport) {
-        let Plan { batch, keys, rows } = plan;
+    /// Copies blocks before the batch. What waits in L2 is dropped if that fails.
+    fn transfer(&mut self, transfers: &[Transfer]) -> Result<(), RunnerError> {
+        let moved = carry_out(self.runner.as_mut(), transfers);
+        if moved.is_err() {
+            self.scheduler.forget_swapped();
+        }
+        moved
+    }
+
+    fn execute(&mut self, plan: Plan, moved: Result<(), RunnerError>, report: &mut StepReport) {
+        let Plan { batch, keys, rows, .. } = plan;
         report.outputs.reserve(rows);
-        let submitted = self.runner.submit(&batch);
+        let submitted = moved.and_then(|()| self.runner.submit(&batch));
         self.scheduler.take_back(batch);
         let outcome = submitted.and_then(|()| self.runner.collect());
         let checked = outcome.and_then(|logits| check_logits(logits, rows, self.shape.vocab));
@@ -130,8 +143,9 @@ impl Engine {
         }
     }
 
-    /// Drops all reusable KV. Running sequences go on and stop publishing.
+    /// Drops all reusable KV, and what waits in L2. Running sequences go on and stop publishing.
     pub fn clear_prefix_cache(&mut self) {
+        self.scheduler.forget_swapped();
         self.scheduler.pool.clear();
         self.scheduler.roster.running.values_mut().for_each(|sequence| sequence.table.break_chain());
     }

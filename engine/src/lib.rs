@@ -11,12 +11,12 @@
 //! |---|---|
 //! | `request` | what a caller asks for, and why it may be refused |
 //! | `runner` | the [`ModelRunner`](runner::ModelRunner) seam: CPU today, simulated for tests, CUDA later |
-//! | `events` | KV events: stored, removed, cleared |
+//! | `events` | KV events: stored, hit, removed, cleared |
 //! | `step` | the report of one step |
 //! | `config`, `validate` | settings and requests, checked before anything is kept |
 //! | `engine`, `finish` | the step loop: schedule, execute, finish |
 //! | `sequence`, `roster`, `running` | one sequence; all of them; those that run, in order of service |
-//! | `scheduler`, `token_budget`, `lanes`, `preemption` | who runs in this step, who gives way (SPEC B7, B8) |
+//! | `scheduler`, `token_budget`, `lanes`, `preemption`, `swap` | who runs in this step, who gives way and how (SPEC B7, B8) |
 //! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
 //! | `sampler`, `token_history` | logits to tokens |
 //! | `stop`, `detokenizer` | stop strings, incremental detokenisation |
@@ -35,7 +35,7 @@ mod finish;
 mod lanes;
 mod lru;
 pub mod model;
-mod preemption;
+pub mod preemption;
 pub mod prefix_cache;
 pub mod request;
 mod roster;
@@ -46,6 +46,7 @@ mod scheduler;
 mod sequence;
 pub mod step;
 pub mod stop;
+mod swap;
 pub mod token_budget;
 pub mod token_history;
 pub mod tokenizer;

@@ -16,6 +16,7 @@ use crate::{
     request::{Lane, SequenceId},
     running::{RunKey, Running},
     sequence::{Arrival, Sequence},
+    swap,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -89,9 +90,13 @@ impl Roster {
         self.running.insert(key, sequence);
     }
 
-    /// A running sequence gives way: its blocks go back and it waits, before all fresh ones of its lane.
-    pub fn interrupt(&mut self, key: RunKey, pool: &mut BlockPool) {
-        let mut sequence = self.running.remove(&key).expect("invariant: the victim runs");
+    /// Takes a running sequence out to let it give way; [`Roster::interrupt`] must follow.
+    pub fn stop(&mut self, key: RunKey) -> Box<Sequence> {
+        self.running.remove(&key).expect("invariant: the victim runs")
+    }
+
+    /// A sequence gives way: its blocks go back and it waits, before all fresh ones of its lane.
+    pub fn interrupt(&mut self, mut sequence: Box<Sequence>, pool: &mut BlockPool) {
         sequence.table.release(pool);
         sequence.computed = 0;
         sequence.planned = 0;
@@ -126,7 +131,13 @@ impl Roster {
             Place::Running(key) => self.running.remove(&key),
         }?;
         sequence.table.release(pool);
+        swap::forget(&mut sequence, pool);
         Some(sequence)
+    }
+
+    /// Waiting sequences give back what they have in L2; they will be recomputed.
+    pub fn forget_swapped(&mut self, pool: &mut BlockPool) {
+        self.waiting.for_each_mut(|sequence| swap::forget(sequence, pool));
     }
 
     /// What a leak can't hide from, in O(running): as many references and promises as the tables hold. For debug builds.
@@ -160,6 +171,11 @@ impl Roster {
         let known = self.waiting.len() + self.running.len();
         if known != self.places.len() {
             return Err(format!("{known} sequences exist and {} have places", self.places.len()));
+        }
+        let swapped = self.waiting.iter().filter_map(|(_, _, sequence)| sequence.swapped.as_ref());
+        pool.check_l2(swapped.flat_map(|swapped| swapped.slots().iter().copied()))?;
+        if self.running.values().any(|sequence| sequence.swapped.is_some()) {
+            return Err("a running sequence holds L2".to_owned());
         }
         let tables = || self.running.values().map(|sequence| &sequence.table);
         let held = tables().flat_map(|table| table.blocks().collect::<Vec<BlockId>>());

@@ -49,6 +49,11 @@ impl Running {
         self.entries.len()
     }
 
+    /// The place of the first entry of `lane` or a lower one.
+    pub fn first_of(&self, lane: Lane) -> usize {
+        self.entries.partition_point(|entry| entry.key.lane < lane)
+    }
+
     /// The sequence at a place; `None` for a gap and behind the end.
     pub fn at(&mut self, place: usize) -> Option<(RunKey, &mut Sequence)> {
         let Entry { key, sequence } = self.entries.get_mut(place)?;

@@ -17,6 +17,7 @@ use crate::{
     sampler::{Draw, Sampled},
     step::{Finish, SequenceOutput},
     stop::{TextState, TextStream, TokenBytes},
+    swap::Swapped,
     token_history::TokenHistory,
 };
 
@@ -48,6 +49,8 @@ pub(crate) struct Sequence {
     pub hashes: Vec<BlockHash>,
     pub first_run: Option<FirstRun>,
     pub preemptions: u32,
+    /// KV in L2, while it waits after giving way by swap.
+    pub swapped: Option<Swapped>,
     pub cancelled: bool,
     history: TokenHistory,
     text: TextStream,
@@ -70,6 +73,7 @@ impl Sequence {
             hashes,
             first_run: None,
             preemptions: 0,
+            swapped: None,
             cancelled: false,
             history,
             text,
@@ -93,6 +97,11 @@ impl Sequence {
     /// Known tokens without KV.
     pub fn remaining(&self) -> usize {
         self.len() - self.computed
+    }
+
+    /// Known tokens without KV in L1 or L2.
+    pub fn without_kv(&self) -> usize {
+        self.remaining() - self.swapped.as_ref().map_or(0, |swapped| swapped.tokens)
     }
 
     /// Only the last sampled token lacks its KV.
