@@ -22,3 +22,4 @@ mod stop_twin;
 mod support;
 mod swap;
 mod tokenizer;
+mod utilisation;
