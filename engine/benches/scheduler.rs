@@ -6,7 +6,7 @@
 //! Below the table: the share of a step at 256 sequences (median; the step is measured on the CPU runner where the model
 //! file is there, else modelled), and how long short requests wait behind long prompts, in virtual time.
 //!
-//! `--quick` measures fewer steps, `--only 256` one load. The last line is one JSON object; a build with debug assertions says so there,
+//! `--quick` measures fewer steps, `--only 256` measures one load and nothing else. The last line is one JSON object; a build with debug assertions says so there,
 //! because it includes the leak check: O(sequences) a step and O(blocks) in each 64th.
 //!
 //! Cost: seconds. Memory: about 60 MB for 4096 sequences.
@@ -119,6 +119,8 @@ struct Row {
     p99_us: f64,
     mean_us: f64,
     runner_mean_us: f64,
+    /// Sequences that gave way, a step.
+    preempted: f64,
 }
 
 fn measure(sequences: usize, steps: usize) -> Result<Row, Box<dyn std::error::Error>> {
@@ -135,7 +137,7 @@ fn measure(sequences: usize, steps: usize) -> Result<Row, Box<dyn std::error::Er
     };
     let mut engine = Engine::new(config, Box::new(runner), Arc::new(Letters))?;
     let next = Cell::new(0u64);
-    let step = |engine: &mut Engine, now: usize| -> Result<(f64, f64), Box<dyn std::error::Error>> {
+    let step = |engine: &mut Engine, now: usize| -> Result<(f64, f64, u32), Box<dyn std::error::Error>> {
         let figures = engine.queue_figures();
         for _ in figures.running + figures.waiting.iter().sum::<usize>()..sequences + sequences / 8 {
             engine.submit(request(next.replace(next.get() + 1)), now as i64)?;
@@ -144,18 +146,19 @@ fn measure(sequences: usize, steps: usize) -> Result<Row, Box<dyn std::error::Er
         let start = Instant::now();
         let report = engine.step(now as i64);
         let total = start.elapsed().as_nanos() as f64;
-        std::hint::black_box(report);
+        let preempted = std::hint::black_box(report).stats.preempted;
         let inside = nanos.load(Ordering::Relaxed) as f64;
-        Ok(((total - inside) / 1e3, inside / 1e3))
+        Ok(((total - inside) / 1e3, inside / 1e3, preempted))
     };
     let warm_up = 300;
     for now in 0..warm_up {
         step(&mut engine, now)?;
     }
     let mut outside = Vec::with_capacity(steps);
-    let mut inside = 0.0;
+    let (mut inside, mut preempted) = (0.0, 0);
     for now in warm_up..warm_up + steps {
-        let (engine_us, runner_us) = step(&mut engine, now)?;
+        let (engine_us, runner_us, gave_way) = step(&mut engine, now)?;
+        preempted += gave_way;
         outside.push(engine_us);
         inside += runner_us;
     }
@@ -167,6 +170,7 @@ fn measure(sequences: usize, steps: usize) -> Result<Row, Box<dyn std::error::Er
         p99_us: outside[steps * 99 / 100],
         mean_us: outside.iter().sum::<f64>() / steps as f64,
         runner_mean_us: inside / steps as f64,
+        preempted: f64::from(preempted) / steps as f64,
     })
 }
 
@@ -235,8 +239,8 @@ fn print_queueing() -> String {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let steps = if std::env::args().any(|argument| argument == "--quick") { 200 } else { 2_000 };
     println!(
-        "{:>9} {:>10} {:>10} {:>10} {:>12} {:>12}",
-        "sequences", "p50 us", "p99 us", "mean us", "ns/sequence", "runner us"
+        "{:>9} {:>10} {:>10} {:>10} {:>12} {:>12} {:>9}",
+        "sequences", "p50 us", "p99 us", "mean us", "ns/sequence", "runner us", "gave way"
     );
     let mut rows = Vec::new();
     let mut at_256 = None;
@@ -249,13 +253,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let each = row.mean_us * 1e3 / sequences as f64;
         println!(
-            "{:>9} {:>10.1} {:>10.1} {:>10.1} {each:>12.0} {:>12.1}",
-            row.sequences, row.p50_us, row.p99_us, row.mean_us, row.runner_mean_us
+            "{:>9} {:>10.1} {:>10.1} {:>10.1} {each:>12.0} {:>12.1} {:>9.2}",
+            row.sequences, row.p50_us, row.p99_us, row.mean_us, row.runner_mean_us, row.preempted
         );
         rows.push(format!(
             r#"{{"sequences":{},"steps":{},"p50_us":{:.1},"p99_us":{:.1},"mean_us":{:.1},"runner_mean_us":{:.1}}}"#,
             row.sequences, row.steps, row.p50_us, row.p99_us, row.mean_us, row.runner_mean_us
         ));
+    }
+    if only.is_some() {
+        return Ok(());
     }
     let step = model_step()?;
     let share = at_256.map_or(f64::NAN, |us| us / step.us);

@@ -30,7 +30,7 @@ struct Entry {
 pub(crate) struct Running {
     entries: Vec<Entry>,
     live: usize,
-    /// Where the next lookup is likely to hit.
+    /// Where the last lookup hit: the next asks for the same or its neighbour.
     likely: usize,
 }
 
@@ -65,11 +65,13 @@ impl Running {
     }
 
     pub fn get_mut(&mut self, key: &RunKey) -> Option<&mut Sequence> {
-        let place = match self.entries.get(self.likely) {
-            Some(entry) if entry.key == *key => self.likely,
-            _ => self.find(key).ok()?,
+        let near = [self.likely, self.likely + 1];
+        let hit = near.into_iter().find(|place| self.entries.get(*place).is_some_and(|entry| entry.key == *key));
+        let place = match hit {
+            Some(place) => place,
+            None => self.find(key).ok()?,
         };
-        self.likely = place + 1;
+        self.likely = place;
         self.entries[place].sequence.as_deref_mut()
     }
 
