@@ -13,7 +13,7 @@ use std::{error::Error, path::PathBuf, sync::Arc, time::Instant};
 use engine::{
     config::EngineConfig,
     engine::Engine,
-    model::{Gguf, Model, tiny::tiny_llama_gguf},
+    model::{Arithmetic, Gguf, Model, tiny::tiny_llama_gguf},
     request::{GenerateRequest, Lane, RequestClass, SamplingParams, SequenceId, StopConditions},
     runner::cpu::{CpuRunner, CpuRunnerOptions},
     speculation::config::Speculation,
@@ -142,10 +142,10 @@ fn model() -> Result<(Arc<Model>, &'static str), Box<dyn Error>> {
     let cached = home.join(".cache/evenkeel/models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf");
     let path = std::env::var_os("EVENKEEL_MODEL").map_or(cached, PathBuf::from);
     if path.exists() {
-        return Ok((Model::load(&path)?, "file"));
+        return Ok((Model::load(&path, Arithmetic::Int8)?, "file"));
     }
     println!("SKIPPED real model ({} is not there; set EVENKEEL_MODEL): the test model runs instead", path.display());
-    Ok((Model::from_gguf(Gguf::from_bytes(tiny_llama_gguf(1))?)?, "tiny"))
+    Ok((Model::from_gguf(Gguf::from_bytes(tiny_llama_gguf(1))?, Arithmetic::Int8)?, "tiny"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -14,18 +14,24 @@
 //!   child with references has a parent with references, and an unreferenced child is older in the LRU than its parent.
 //! - A hit is exact: hash, tokens, parent hash and salt must all agree, so a hash collision can't hand out foreign KV.
 //!
-//! Cost: O(1) a call, O(block size) for publish and lookup, O(blocks) for `check_invariants`. Memory: about `40 + 4 ×
-//! block_size` bytes a block and a hash-map entry a cached block, bounded by the pool's size. Pending events are
+//! Cost: O(1) a call, O(block size) for publish and lookup (times [`MOST_SIBLINGS`] for a part of a block), O(blocks)
+//! for `check_invariants`. Memory: about `48 + 4 × block_size` bytes a block and a hash-map entry a cached block, bounded by the pool's size. Pending events are
 //! bounded by the calls since the last [`BlockPool::take_events`], which the engine makes once a step.
 
 mod leak_check;
+pub mod second_level;
+mod siblings;
 
 use std::collections::HashMap;
 
+use self::{second_level::SecondLevel, siblings::Siblings};
 use crate::{
     events::{BlockHash, KvEvent, Level},
     lru::LruList,
 };
+
+/// Most blocks behind one parent that are compared with the beginning of a prompt's next block.
+pub const MOST_SIBLINGS: usize = 16;
 
 /// A physical block of the runner's KV memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,6 +102,10 @@ pub struct BlockPool {
     cached: LruList,
     index: HashMap<BlockHash, BlockId>,
     reserved: usize,
+    siblings: Siblings,
+    l2: SecondLevel,
+    /// References over all blocks.
+    held: usize,
     events: Vec<KvEvent>,
 }
 
@@ -115,6 +125,9 @@ impl BlockPool {
             cached: LruList::new(blocks),
             index: HashMap::new(),
             reserved: 0,
+            siblings: Siblings::new(blocks),
+            l2: SecondLevel::default(),
+            held: 0,
             events: Vec::new(),
         }
     }
@@ -160,6 +173,7 @@ impl BlockPool {
         };
         debug_assert!(self.blocks[block as usize].references == 0 && self.blocks[block as usize].name.is_none());
         self.blocks[block as usize].references = 1;
+        self.held += 1;
         BlockId(block)
     }
 
@@ -182,6 +196,33 @@ impl BlockPool {
         self.holds(block, content).then_some(block)
     }
 
+    /// The block behind `parent` whose tokens begin like `tokens`, with the number of tokens they share, at least 1; the
+    /// longest among the [`MOST_SIBLINGS`] most recently named. Takes no reference.
+    pub fn lookup_part(&self, (parent, salt): (Option<BlockHash>, u64), tokens: &[u32]) -> Option<(BlockId, usize)> {
+        let shared = |block: u32| {
+            let start = block as usize * self.block_size;
+            let stored = &self.tokens[start..start + self.block_size];
+            stored.iter().zip(tokens).take_while(|(stored, wanted)| stored == wanted).count()
+        };
+        let family = self.siblings.members((parent, salt)).take(MOST_SIBLINGS);
+        let best = family.map(|block| (BlockId(block), shared(block))).max_by_key(|(_, shared)| *shared)?;
+        (best.1 > 0).then_some(best)
+    }
+
+    /// Reports that a sequence starts on `tokens` tokens up to and with `block`, or a part of it.
+    pub fn note_hit(&mut self, block: BlockId, tokens: usize) {
+        if let Some(name) = self.blocks[block.0 as usize].name {
+            let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+            self.events.push(KvEvent::Hit { hash: name.hash, level: Level::L1, tokens });
+        }
+    }
+
+    /// Reports that a sequence starts on `tokens` tokens of its own that were in L2 up to the block with this hash.
+    pub fn note_l2_hit(&mut self, hash: BlockHash, tokens: usize) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.events.push(KvEvent::Hit { hash, level: Level::L2, tokens });
+    }
+
     /// Adds a reference to a used or cached block.
     fn acquire(&mut self, block: BlockId) {
         let state = &mut self.blocks[block.0 as usize];
@@ -190,6 +231,7 @@ impl BlockPool {
             self.cached.remove(block.0);
         }
         state.references += 1;
+        self.held += 1;
     }
 
     /// Gives one reference back. Tables release from their tail, so that a child becomes evictable before its parent.
@@ -197,6 +239,7 @@ impl BlockPool {
         let state = &mut self.blocks[block.0 as usize];
         assert!(state.references > 0, "invariant: {block:?} is released as often as it was taken");
         state.references -= 1;
+        self.held -= 1;
         if state.references == 0 {
             match state.name {
                 Some(_) => self.cached.push_newest(block.0),
@@ -223,6 +266,7 @@ impl BlockPool {
         let start = block.0 as usize * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(tokens);
         self.index.insert(hash, block);
+        self.siblings.add((parent, salt), block.0);
         let tokens = u32::try_from(self.block_size).unwrap_or(u32::MAX);
         self.events.push(KvEvent::Stored { hash, parent, level: Level::L1, tokens });
         Published::New
@@ -243,6 +287,7 @@ impl BlockPool {
             state.name = None;
         }
         self.index.clear();
+        self.siblings.clear();
         self.events.push(KvEvent::Cleared);
     }
 
@@ -265,6 +310,7 @@ impl BlockPool {
     fn unname(&mut self, block: u32) {
         if let Some(name) = self.blocks[block as usize].name.take() {
             self.index.remove(&name.hash);
+            self.siblings.remove((name.parent, name.salt), block);
             self.events.push(KvEvent::Removed { hash: name.hash, level: Level::L1 });
         }
     }

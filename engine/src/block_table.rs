@@ -20,6 +20,7 @@ enum Chain {
 
 /// See the file's header.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct BlockTable {
     /// Raw block numbers, in the shape that a `BatchSlot` wants, so that the vector can travel there and back.
     blocks: Vec<u32>,
@@ -123,6 +124,15 @@ impl BlockTable {
     /// Physical blocks in order of position.
     pub fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.blocks.iter().map(|block| BlockId(*block))
+    }
+
+    /// Physical blocks held.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
     }
 
     /// Pages promised and not taken.

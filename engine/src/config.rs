@@ -28,6 +28,42 @@ pub enum LanePreemption {
     Off,
 }
 
+/// What moving and computing KV costs on this machine, to choose the cheaper way (SPEC B8). Measured by whoever builds
+/// the engine; the engine has no clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwapRates {
+    /// Default 500 000: 2 000 tokens a second.
+    pub prefill_ns_per_token: u64,
+    /// Of one block, one way. Default 100 000.
+    pub copy_ns_per_block: u64,
+}
+
+impl Default for SwapRates {
+    fn default() -> Self {
+        Self { prefill_ns_per_token: 500_000, copy_ns_per_block: 100_000 }
+    }
+}
+
+impl SwapRates {
+    /// Least shared tokens for which copying a block costs no more than computing them.
+    pub fn least_part(&self) -> usize {
+        let tokens = self.copy_ns_per_block.div_ceil(self.prefill_ns_per_token.max(1)).max(1);
+        usize::try_from(tokens).unwrap_or(usize::MAX)
+    }
+}
+
+/// Tokens a KV block that an engine is served with.
+pub const BLOCK_SIZES: std::ops::RangeInclusive<usize> = 16..=64;
+
+/// Checks a block size from outside against [`BLOCK_SIZES`]. Smaller blocks work too and are for tests, where block edges
+/// should be many.
+pub fn check_block_size(tokens: usize) -> Result<(), ConfigError> {
+    match BLOCK_SIZES.contains(&tokens) {
+        true => Ok(()),
+        false => Err(ConfigError::BlockSize { value: tokens }),
+    }
+}
+
 /// See the file's header. `Default` suits one CPU instance with a small model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -48,6 +84,10 @@ pub struct EngineConfig {
     pub growth_quota: GrowthQuota,
     /// Default: background work gives way.
     pub lane_preemption: LanePreemption,
+    /// Host-memory blocks for the KV of sequences that give way; `block_bytes` of the runner each. Default 0: they are
+    /// always recomputed.
+    pub l2_blocks: usize,
+    pub swap_rates: SwapRates,
     /// Longest time for which later arrivals with tighter deadlines may overtake a sequence in its lane, in
     /// microseconds. Default 30 s.
     pub max_overtake_us: Micros,
@@ -66,6 +106,8 @@ impl Default for EngineConfig {
             min_match_tokens: 0,
             growth_quota: GrowthQuota::Tokens(32),
             lane_preemption: LanePreemption::Background,
+            l2_blocks: 0,
+            swap_rates: SwapRates::default(),
             max_overtake_us: 30_000_000,
             speculation: Speculation::Off,
         }
@@ -88,6 +130,10 @@ pub enum ConfigError {
     DraftMissing,
     #[error("the draft model has {draft} vocabulary entries; it must have the {target} of the model it drafts for")]
     DraftVocabulary { draft: usize, target: usize },
+    #[error("the block size is {value} tokens; it must be between 16 and 64")]
+    BlockSize { value: usize },
+    #[error("engine.l2_blocks is {blocks}; the runner can't provide them: {problem}")]
+    SecondLevel { blocks: usize, problem: String },
     #[error("the runner has {value} {field}; it must have {expected}")]
     Runner { field: &'static str, value: usize, expected: &'static str },
 }
@@ -114,6 +160,10 @@ impl EngineConfig {
         }
         if let Some((field, value, expected)) = self.speculation.fault() {
             return Err(ConfigError::Speculation { field, value, expected });
+        }
+        if u32::try_from(self.l2_blocks).is_err() {
+            let problem = "there are at most 4294967295".to_owned();
+            return Err(ConfigError::SecondLevel { blocks: self.l2_blocks, problem });
         }
         let sizes = [
             ("vocabulary entries", shape.vocab),

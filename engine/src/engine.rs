@@ -1,10 +1,10 @@
-//! The engine's loop (SPEC B7): schedule → submit → prepare → collect → finish. Control flow only; decisions are in
+//! The engine's loop (SPEC B7): schedule → submit → take back → collect → finish. Control flow only; decisions are in
 //! `scheduler`, arithmetic in the runner and `sampler`, and what happened is returned and not done.
 //!
 //! Invariants: one thread owns an engine; after each step every block is free, cached or held by a running sequence
-//! (checked in debug builds); a runner's error ends the sequences of its batch and the engine goes on.
+//! (debug builds compare sums in each step and every block in each 64th; tests every block in each); a runner's error ends the sequences of its batch and the engine goes on.
 //!
-//! Cost: see `scheduler` and `sampler`; debug builds add O(blocks) a step for the leak check. State: sequences (bounded
+//! Cost: see `scheduler` and `sampler`; debug builds add O(running) a step and O(blocks) each 64th for the leak check. State: sequences (bounded
 //! by `max_running + max_waiting`) and the pool's tables.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::{
     lanes::LANES,
     masks::compute_beside,
     request::{FinishReason, GenerateRequest, SequenceId, SubmitRejection},
-    runner::{ModelRunner, RunnerShape},
+    runner::{ModelRunner, RunnerError, RunnerShape, Transfer},
     sampler::Sampler,
     scheduler::{Plan, Scheduler},
     sequence::Sequence,
@@ -27,8 +27,12 @@ use crate::{
     },
     step::{QueueFigures, StepReport},
     stop::TokenBytes,
+    swap::carry_out,
     validate::validate_request,
 };
+
+/// In debug builds each block is looked at once in this many steps; sums are compared in each.
+const FULL_CHECK_STEPS: u64 = 64;
 
 /// See the file's header.
 pub struct Engine {
@@ -76,11 +80,13 @@ impl Engine {
     }
 
     fn build(
-        (config, runner, vocabulary): (EngineConfig, Box<dyn ModelRunner>, Arc<dyn TokenBytes>),
+        (config, mut runner, vocabulary): (EngineConfig, Box<dyn ModelRunner>, Arc<dyn TokenBytes>),
         proposer: Option<Box<dyn Proposer>>,
     ) -> Result<Self, ConfigError> {
         let shape = runner.shape();
         config.validate(&shape)?;
+        let blocks = config.l2_blocks;
+        runner.provide_l2(blocks).map_err(|error| ConfigError::SecondLevel { blocks, problem: error.0 })?;
         let mut scheduler = Scheduler::new(config, &shape);
         let limits = config.speculation.limits();
         scheduler.speculator = proposer.zip(limits).map(|(proposer, limits)| Speculator::new(proposer, limits));
@@ -125,8 +131,9 @@ impl Engine {
             speculator.begin(now);
         }
         let plan = self.scheduler.schedule(now);
+        let moved = self.transfer(&plan.transfers);
         if !plan.keys.is_empty() {
-            self.execute(plan, &mut report);
+            self.execute(plan, moved, &mut report);
         }
         self.steps += 1;
         report.kv_events = self.scheduler.pool.take_events();
@@ -134,22 +141,28 @@ impl Engine {
         report.stats.step = self.steps;
         self.close_speculation(&mut report);
         if cfg!(debug_assertions)
-            && let Err(fault) = self.check_invariants()
+            && let Err(fault) = self.check_step()
         {
             panic!("invariant broken in step {}: {fault}", self.steps);
         }
         report
     }
 
-    fn execute(&mut self, plan: Plan, report: &mut StepReport) {
-        let Plan { batch, keys, rows } = plan;
+    /// Copies blocks before the batch. What waits in L2 is dropped if that fails.
+    fn transfer(&mut self, transfers: &[Transfer]) -> Result<(), RunnerError> {
+        let moved = carry_out(self.runner.as_mut(), transfers);
+        if moved.is_err() {
+            self.scheduler.forget_swapped();
+        }
+        moved
+    }
+
+    fn execute(&mut self, plan: Plan, moved: Result<(), RunnerError>, report: &mut StepReport) {
+        let Plan { batch, keys, rows, .. } = plan;
         report.outputs.reserve(rows);
-        let submitted = self.runner.submit(&batch);
+        let submitted = moved.and_then(|()| self.runner.submit(&batch));
         self.scheduler.take_back(batch);
-        let outcome = submitted.and_then(|()| {
-            self.scheduler.prepare();
-            compute_beside(&mut self.scheduler.roster, || self.runner.collect())
-        });
+        let outcome = submitted.and_then(|()| compute_beside(&mut self.scheduler.roster, || self.runner.collect()));
         let checked = outcome.and_then(|logits| check_logits(logits, rows, self.shape.vocab));
         let mut finishing = Finishing {
             scheduler: &mut self.scheduler,
@@ -194,8 +207,9 @@ impl Engine {
         self.scheduler.speculator.as_ref().map(Speculator::figures).unwrap_or_default()
     }
 
-    /// Drops all reusable KV. Running sequences go on and stop publishing.
+    /// Drops all reusable KV, and what waits in L2. Running sequences go on and stop publishing.
     pub fn clear_prefix_cache(&mut self) {
+        self.scheduler.forget_swapped();
         self.scheduler.pool.clear();
         self.scheduler.roster.running.values_mut().for_each(|sequence| sequence.table.break_chain());
     }
@@ -224,6 +238,14 @@ impl Engine {
     /// The settings in force.
     pub fn config(&self) -> EngineConfig {
         self.config
+    }
+
+    /// The leak check of debug builds: sums in every step, the whole in one of [`FULL_CHECK_STEPS`].
+    fn check_step(&self) -> Result<(), String> {
+        match self.steps % FULL_CHECK_STEPS {
+            0 => self.check_invariants(),
+            _ => self.scheduler.roster.check_sums(&self.scheduler.pool),
+        }
     }
 
     /// The leak check: every block is free, cached or held; names, references and promises add up. O(blocks).

@@ -5,7 +5,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub u64);
 
-/// Where a block lives (SPEC C3). Only `L1` exists on the CPU runner.
+/// Where a block lives (SPEC C3): L1 is the runner's KV memory, L2 host memory for sequences that gave way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Level {
     L1,
@@ -17,6 +17,9 @@ pub enum Level {
 pub enum KvEvent {
     /// A full block became reusable. `parent` is `None` for the first block of a sequence.
     Stored { hash: BlockHash, parent: Option<BlockHash>, level: Level, tokens: u32 },
+    /// A sequence started on KV of `tokens` tokens that was there: found in L1 by prefix, or its own, back from L2. `hash`
+    /// names the last block of it that has a name; a few of the tokens may come from a part of that block.
+    Hit { hash: BlockHash, level: Level, tokens: u32 },
     /// A block was evicted.
     Removed { hash: BlockHash, level: Level },
     /// Everything was dropped.

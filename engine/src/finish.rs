@@ -8,8 +8,8 @@
 use crate::{
     grammar::GrammarFault,
     request::FinishReason,
-    roster::RunKey,
     runner::{BatchLogits, RunnerError},
+    running::RunKey,
     sampler::{SampleError, Sampled, Sampler},
     scheduler::Scheduler,
     sequence::Sequence,

@@ -65,7 +65,7 @@ impl WaitingLanes {
     /// Adds a sequence without KV and returns its place.
     pub fn push(&mut self, sequence: Box<Sequence>) -> WaitKey {
         let key = self.key_of(&sequence, self.first_due(&sequence));
-        self.tokens += sequence.len();
+        self.tokens += sequence.without_kv();
         self.lanes[lane_index(sequence.lane())].insert(key, sequence);
         key
     }
@@ -76,7 +76,7 @@ impl WaitingLanes {
 
     pub fn remove(&mut self, lane: Lane, key: &WaitKey) -> Option<Box<Sequence>> {
         let sequence = self.lanes[lane_index(lane)].remove(key)?;
-        self.tokens -= sequence.len();
+        self.tokens -= sequence.without_kv();
         Some(sequence)
     }
 
@@ -100,6 +100,17 @@ impl WaitingLanes {
             self.lanes[index].insert(key, sequence);
         }
         self.lanes[index].first_key_value().map(|(key, sequence)| (*key, sequence.as_ref()))
+    }
+
+    /// Applies `change`, which may take KV in L2 away, to all.
+    pub fn for_each_mut(&mut self, mut change: impl FnMut(&mut Sequence)) {
+        let sequences = self.lanes.iter_mut().flat_map(BTreeMap::values_mut);
+        self.tokens = sequences
+            .map(|sequence| {
+                change(sequence);
+                sequence.without_kv()
+            })
+            .sum();
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (Lane, &WaitKey, &Sequence)> + '_ {

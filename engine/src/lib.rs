@@ -11,12 +11,12 @@
 //! |---|---|
 //! | `request` | what a caller asks for, and why it may be refused |
 //! | `runner` | the [`ModelRunner`](runner::ModelRunner) seam: CPU today, simulated for tests, CUDA later |
-//! | `events` | KV events: stored, removed, cleared |
+//! | `events` | KV events: stored, hit, removed, cleared |
 //! | `step` | the report of one step |
 //! | `config`, `validate` | settings and requests, checked before anything is kept |
 //! | `engine`, `finish` | the step loop: schedule, execute, finish |
-//! | `sequence`, `roster` | one sequence; all of them, waiting or running |
-//! | `scheduler`, `token_budget`, `lanes`, `preemption` | who runs in this step, who gives way (SPEC B7, B8) |
+//! | `sequence`, `roster`, `running` | one sequence; all of them; those that run, in order of service |
+//! | `scheduler`, `token_budget`, `lanes`, `preemption`, `swap` | who runs in this step, who gives way and how (SPEC B7, B8) |
 //! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
 //! | `sampler`, `token_history` | logits to tokens |
 //! | `speculation/` | guessed tokens, verified several a step |
@@ -40,17 +40,19 @@ mod lanes;
 mod lru;
 mod masks;
 pub mod model;
-mod preemption;
+pub mod preemption;
 pub mod prefix_cache;
 pub mod request;
 mod roster;
 pub mod runner;
+mod running;
 pub mod sampler;
 mod scheduler;
 mod sequence;
 pub mod speculation;
 pub mod step;
 pub mod stop;
+mod swap;
 pub mod token_budget;
 pub mod token_history;
 pub mod tokenizer;

@@ -7,22 +7,17 @@
 //! Cost: O(log n) a move. Memory: a map entry a sequence. Bounds: `max_running` and `max_waiting`, held by the
 //! scheduler and `submit`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use crate::{
     Micros,
     block_pool::{BlockId, BlockPool},
     lanes::{WaitKey, WaitingLanes},
     request::{Lane, SequenceId},
+    running::{RunKey, Running},
     sequence::{Arrival, Sequence},
+    swap,
 };
-
-/// Order of service among running sequences.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RunKey {
-    pub lane: Lane,
-    pub arrival: Arrival,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Place {
@@ -33,7 +28,7 @@ enum Place {
 /// See the file's header.
 pub(crate) struct Roster {
     waiting: WaitingLanes,
-    pub running: BTreeMap<RunKey, Box<Sequence>>,
+    pub running: Running,
     places: HashMap<SequenceId, Place>,
     /// Marked by `cancel`, removed at the next step; at most one entry a sequence.
     cancelled: Vec<SequenceId>,
@@ -44,7 +39,7 @@ impl Roster {
     pub fn new(max_overtake: Micros) -> Self {
         Self {
             waiting: WaitingLanes::new(max_overtake),
-            running: BTreeMap::new(),
+            running: Running::default(),
             places: HashMap::new(),
             cancelled: Vec::new(),
             arrivals: 0,
@@ -99,9 +94,13 @@ impl Roster {
         self.running.insert(key, sequence);
     }
 
-    /// A running sequence gives way: its blocks go back and it waits, before all fresh ones of its lane.
-    pub fn interrupt(&mut self, key: RunKey, pool: &mut BlockPool) {
-        let mut sequence = self.running.remove(&key).expect("invariant: the victim runs");
+    /// Takes a running sequence out to let it give way; [`Roster::interrupt`] must follow.
+    pub fn stop(&mut self, key: RunKey) -> Box<Sequence> {
+        self.running.remove(&key).expect("invariant: the victim runs")
+    }
+
+    /// A sequence gives way: its blocks go back and it waits, before all fresh ones of its lane.
+    pub fn interrupt(&mut self, mut sequence: Box<Sequence>, pool: &mut BlockPool) {
         sequence.table.release(pool);
         sequence.computed = 0;
         sequence.planned = 0;
@@ -114,7 +113,7 @@ impl Roster {
         let sequence = match self.places.get(&id) {
             None => return false,
             Some(Place::Waiting(lane, key)) => self.waiting.get_mut(*lane, key),
-            Some(Place::Running(key)) => self.running.get_mut(key).map(Box::as_mut),
+            Some(Place::Running(key)) => self.running.get_mut(key),
         };
         let sequence = sequence.expect("invariant: a sequence is where its place says");
         if !std::mem::replace(&mut sequence.cancelled, true) {
@@ -136,7 +135,20 @@ impl Roster {
             Place::Running(key) => self.running.remove(&key),
         }?;
         sequence.table.release(pool);
+        swap::forget(&mut sequence, pool);
         Some(sequence)
+    }
+
+    /// Waiting sequences give back what they have in L2; they will be recomputed.
+    pub fn forget_swapped(&mut self, pool: &mut BlockPool) {
+        self.waiting.for_each_mut(|sequence| swap::forget(sequence, pool));
+    }
+
+    /// What a leak can't hide from, in O(running): as many references and promises as the tables hold. For debug builds.
+    pub fn check_sums(&self, pool: &BlockPool) -> Result<(), String> {
+        let tables = || self.running.values().map(|sequence| &sequence.table);
+        let held = tables().map(|table| table.len()).sum();
+        pool.check_sums(held, tables().map(|table| table.reserved()).sum())
     }
 
     /// Checks places, and the pool against the tables of running sequences. For debug builds and tests.
@@ -150,7 +162,7 @@ impl Roster {
                 return Err(format!("{id:?} waits and holds blocks"));
             }
         }
-        for (key, sequence) in &self.running {
+        for (key, sequence) in self.running.iter() {
             let id = sequence.request.id;
             if self.places.get(&id) != Some(&Place::Running(*key)) {
                 return Err(format!("{id:?} runs and its place says otherwise"));
@@ -163,6 +175,11 @@ impl Roster {
         let known = self.waiting.len() + self.running.len();
         if known != self.places.len() {
             return Err(format!("{known} sequences exist and {} have places", self.places.len()));
+        }
+        let swapped = self.waiting.iter().filter_map(|(_, _, sequence)| sequence.swapped.as_ref());
+        pool.check_l2(swapped.flat_map(|swapped| swapped.slots().iter().copied()))?;
+        if self.running.values().any(|sequence| sequence.swapped.is_some()) {
+            return Err("a running sequence holds L2".to_owned());
         }
         let tables = || self.running.values().map(|sequence| &sequence.table);
         let held = tables().flat_map(|table| table.blocks().collect::<Vec<BlockId>>());

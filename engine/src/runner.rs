@@ -84,6 +84,25 @@ pub struct RunnerShape {
 #[error("runner: {0}")]
 pub struct RunnerError(pub String);
 
+/// A copy of one whole KV block, done before the batch of the step that decided it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// Within L1: copy on write.
+    Copy { from: u32, to: u32 },
+    /// From L1 to a slot of L2.
+    SwapOut { from: u32, to: u32 },
+    /// From a slot of L2 to L1.
+    SwapIn { from: u32, to: u32 },
+}
+
+impl Transfer {
+    /// `(from, to)`.
+    pub fn pair(&self) -> (u32, u32) {
+        let (Self::Copy { from, to } | Self::SwapOut { from, to } | Self::SwapIn { from, to }) = *self;
+        (from, to)
+    }
+}
+
 /// Computes batches over a paged KV cache that it owns.
 pub trait ModelRunner: Send {
     fn shape(&self) -> RunnerShape;
@@ -93,4 +112,23 @@ pub trait ModelRunner: Send {
     fn collect(&mut self) -> Result<BatchLogits, RunnerError>;
     /// Copies whole KV blocks `(from, to)` before the next batch, for partial-block reuse and copy-on-write.
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError>;
+
+    /// Provides host memory for `blocks` KV blocks (L2), numbered from 0. Called once, before the first batch.
+    fn provide_l2(&mut self, blocks: usize) -> Result<(), RunnerError> {
+        match blocks {
+            0 => Ok(()),
+            _ => Err(RunnerError("this runner has no L2".to_owned())),
+        }
+    }
+
+    /// Copies whole KV blocks to L2, `(block, slot)`, before the next batch. A device may copy while it computes as long
+    /// as each block is read before anything writes it.
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        Err(RunnerError(format!("this runner has no L2 to take {} blocks", pairs.len())))
+    }
+
+    /// Copies whole KV blocks back from L2, `(slot, block)`, before the next batch.
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        Err(RunnerError(format!("this runner has no L2 to give {} blocks", pairs.len())))
+    }
 }

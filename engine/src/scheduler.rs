@@ -1,8 +1,8 @@
 //! Who runs in this step (SPEC B7, B8): iteration-level continuous batching under a token budget.
 //!
-//! Order of a plan: one token for each decoding sequence; then lane by lane the prefills under way and the sequences
-//! that wait, in chunks of what the budget leaves. A lane admits only while no higher lane waits, so L3 fills idle
-//! capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
+//! Order of a plan: one token for each decoding sequence of L1 and L2; then lane by lane the prefills under way and the
+//! sequences that wait, in chunks of what the budget leaves. L3 comes last with its decodes too, and a lane admits only
+//! while no higher lane waits: L3 fills idle capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
 //! that step. A lane whose head doesn't fit waits; later ones don't slip past it.
 //!
 //! Invariants: a step plans at most `token_budget` tokens and runs at most `max_running` sequences; planned tokens have
@@ -12,20 +12,24 @@
 //! preempted or finished one costs O(log n), plus O(prefix) for the lookup of each admitted head and of one that
 //! doesn't fit, plus the planned tokens. State: the sequences, bounded by `max_running + max_waiting`.
 
+use std::ops::{Bound, RangeBounds};
+
 use crate::{
     Micros,
-    block_pool::{BlockId, BlockPool},
+    block_pool::BlockPool,
     block_table::{BlockTable, blocks_for},
     config::{EngineConfig, GrowthQuota},
     lanes::LANES,
-    preemption::{victim_for_lane, victim_for_pages},
-    prefix_cache::PrefixCache,
+    preemption::{GivingWay, HeldKv, cheaper_way, victim_for_lane, victim_for_pages},
+    prefix_cache::{PrefixCache, PrefixMatch},
     request::Lane,
-    roster::{Roster, RunKey},
-    runner::{Batch, BatchSlot, RunnerShape},
+    roster::Roster,
+    runner::{Batch, BatchSlot, RunnerShape, Transfer},
+    running::RunKey,
     sequence::{FirstRun, Sequence},
     speculation::Speculator,
     step::StepStats,
+    swap::{forget, swap_in, swap_out},
     token_budget::TokenBudget,
 };
 
@@ -35,6 +39,8 @@ pub(crate) struct Plan {
     pub keys: Vec<RunKey>,
     /// Rows of logits wanted.
     pub rows: usize,
+    /// Copies to be done before the batch, in this order.
+    pub transfers: Vec<Transfer>,
 }
 
 /// Whether a head could be let in.
@@ -56,6 +62,11 @@ pub(crate) struct Scheduler {
     /// Guesses tokens with what a step leaves; `None`: off.
     pub speculator: Option<Speculator>,
     config: EngineConfig,
+    /// Copies decided in this step.
+    transfers: Vec<Transfer>,
+    /// Prefills under way, in order of service; found anew in each step.
+    prefills: Vec<RunKey>,
+    /// Slots of earlier batches, for their memory; at most `max_running`.
     spare: Vec<BatchSlot>,
 }
 
@@ -64,7 +75,7 @@ impl Scheduler {
     pub fn new(config: EngineConfig, shape: &RunnerShape) -> Self {
         Self {
             roster: Roster::new(config.max_overtake_us),
-            pool: BlockPool::new(shape.blocks, shape.block_size),
+            pool: BlockPool::new(shape.blocks, shape.block_size).with_l2(config.l2_blocks),
             cache: PrefixCache {
                 mode: config.prefix_cache,
                 max_prefix_tokens: config.max_prefix_tokens,
@@ -73,6 +84,8 @@ impl Scheduler {
             stats: StepStats::default(),
             speculator: None,
             config,
+            transfers: Vec::new(),
+            prefills: Vec::new(),
             spare: Vec::new(),
         }
     }
@@ -80,9 +93,13 @@ impl Scheduler {
     /// Plans a step and lends the block tables to its batch; [`Scheduler::take_back`] must follow.
     pub fn schedule(&mut self, now: Micros) -> Plan {
         let mut budget = TokenBudget::new(self.config.token_budget);
-        self.plan_decodes(&mut budget);
-        let pages_ran_out = self.stats.preempted > 0;
+        self.roster.running.close_gaps();
+        self.prefills.clear();
+        let mut pages_ran_out = self.plan_decodes(Lane::L1..Lane::L3, &mut budget);
         for lane in LANES {
+            if lane == Lane::L3 {
+                pages_ran_out |= self.plan_decodes(Lane::L3..=Lane::L3, &mut budget);
+            }
             self.plan_prefills(lane, &mut budget);
             if !pages_ran_out {
                 self.admit(lane, now, &mut budget);
@@ -94,39 +111,44 @@ impl Scheduler {
         self.assemble()
     }
 
-    /// One token for each decoding sequence, in order of service. Where pages run out, the last in that order gives
-    /// way.
-    fn plan_decodes(&mut self, budget: &mut TokenBudget) {
-        let mut start = self.roster.running.first_key_value().map(|(key, _)| *key);
-        while let Some(key) = start {
-            start = self.plan_decodes_from(key, budget);
-            if start.is_some() {
+    /// One token for each decoding sequence of `lanes`, in order of service; the others are noted as prefills. Where
+    /// pages run out, the last in that order gives way; true if that happened.
+    fn plan_decodes(&mut self, lanes: impl RangeBounds<Lane>, budget: &mut TokenBudget) -> bool {
+        let before = self.stats.preempted;
+        let mut place = match lanes.start_bound() {
+            Bound::Included(first) => self.roster.running.first_of(*first),
+            _ => 0,
+        };
+        while place < self.roster.running.places() {
+            let Some((key, sequence)) = self.roster.running.at(place) else {
+                place += 1;
+                continue;
+            };
+            if !lanes.contains(&key.lane) {
+                break;
+            }
+            if !sequence.is_decoding() {
+                self.prefills.push(key);
+            } else if sequence.table.grow_to(&mut self.pool, sequence.len()).is_ok() {
+                sequence.planned = budget.take(1);
+            } else {
                 let victim = victim_for_pages(&self.roster).expect("invariant: somebody runs");
                 self.interrupt(victim, budget);
+                continue;
             }
+            place += 1;
         }
-    }
-
-    /// Plans decodes from `start` on; `Some` names the one for which there is no page.
-    fn plan_decodes_from(&mut self, start: RunKey, budget: &mut TokenBudget) -> Option<RunKey> {
-        let running = self.roster.running.range_mut(start..);
-        for (key, sequence) in running.filter(|(_, sequence)| sequence.is_decoding()) {
-            let positions = sequence.len();
-            if sequence.table.grow_to(&mut self.pool, positions).is_err() {
-                return Some(*key);
-            }
-            sequence.planned = budget.take(1);
-        }
-        None
+        self.stats.preempted > before
     }
 
     /// The next chunk of each prefill of `lane` that is under way.
     fn plan_prefills(&mut self, lane: Lane, budget: &mut TokenBudget) {
-        if budget.left() == 0 {
-            return;
-        }
-        for (_, sequence) in self.roster.running.iter_mut().filter(|(key, _)| key.lane == lane) {
-            if sequence.planned == 0 && !sequence.is_decoding() {
+        for key in self.prefills.iter().filter(|key| key.lane == lane) {
+            if budget.left() == 0 {
+                return;
+            }
+            // It may have given way since.
+            if let Some(sequence) = self.roster.running.get_mut(key) {
                 plan_chunk(sequence, &mut self.pool, budget);
             }
         }
@@ -146,19 +168,52 @@ impl Scheduler {
             return if self.roster.waiting().lane_len(lane) > 0 { self.displace(lane, budget) } else { Entry::Blocked };
         }
         let Some((key, head)) = self.roster.head(lane, now) else { return Entry::Blocked };
-        let matched = self.cache.longest_match(&self.pool, &head.prefix_query());
-        let fresh = pages_to_promise(head, self.config.growth_quota, self.pool.block_size()) - matched.len();
-        let Ok(table) = BlockTable::admit(&mut self.pool, &matched, fresh) else { return self.displace(lane, budget) };
+        let found = self.cache.find(&self.pool, &head.prefix_query(), self.config.swap_rates.least_part());
+        let fresh = pages_to_promise(head, self.config.growth_quota, self.pool.block_size()) - found.blocks.len();
+        let admitted = BlockTable::admit(&mut self.pool, &found.blocks, fresh);
+        let Ok(table) = admitted else { return self.displace(lane, budget) };
         let mut sequence = self.roster.leave_lane(lane, &key);
         sequence.table = table;
-        self.note_first_run(&mut sequence, now, &matched);
+        self.start_on(&mut sequence, &found);
+        self.note_first_run(&mut sequence, now);
         plan_chunk(&mut sequence, &mut self.pool, budget);
         self.roster.run(sequence);
         Entry::Admitted
     }
 
-    fn note_first_run(&mut self, sequence: &mut Sequence, at: Micros, matched: &[BlockId]) {
-        sequence.computed = matched.len() * self.pool.block_size();
+    /// Starts a sequence on the KV that is there: whole blocks, and behind them its own from L2 or a part of a block.
+    fn start_on(&mut self, sequence: &mut Sequence, found: &PrefixMatch) {
+        let block_size = self.pool.block_size();
+        sequence.computed = found.blocks.len() * block_size;
+        if let Some(swapped) = sequence.swapped.as_ref().filter(|swapped| swapped.tokens > sequence.computed) {
+            let full = (swapped.tokens / block_size).min(sequence.hashes.len());
+            let (last, tokens) = (full.checked_sub(1).map(|last| sequence.hashes[last]), swapped.tokens);
+            if let Some(hash) = last {
+                self.pool.note_l2_hit(hash, tokens);
+            }
+            let copied = swap_in(sequence, found.blocks.len(), &mut self.pool, &mut self.transfers);
+            self.stats.swapped_in_blocks += copied as u32;
+            return;
+        }
+        forget(sequence, &mut self.pool);
+        let last = found.part.map(|(block, _)| block).or(found.blocks.last().copied());
+        if let Some(block) = last {
+            self.pool.note_hit(block, found.tokens(block_size));
+        }
+        if let Some((from, shared)) = found.part {
+            let positions = sequence.computed + shared;
+            sequence.table.grow_to(&mut self.pool, positions).expect("invariant: pages for known tokens were promised");
+            let to = sequence.table.blocks().last().expect("invariant: the table has grown");
+            // The page taken may be the very one, evicted: then its content is there already.
+            if to != from {
+                self.transfers.push(Transfer::Copy { from: from.0, to: to.0 });
+                self.stats.copied_blocks += 1;
+            }
+            sequence.computed = positions;
+        }
+    }
+
+    fn note_first_run(&mut self, sequence: &mut Sequence, at: Micros) {
         if sequence.first_run.is_none() {
             let cached_tokens = sequence.computed;
             sequence.first_run = Some(FirstRun { at, cached_tokens });
@@ -178,15 +233,25 @@ impl Scheduler {
     }
 
     fn interrupt(&mut self, victim: RunKey, budget: &mut TokenBudget) {
-        budget.give_back(self.roster.running.get(&victim).map_or(0, |sequence| sequence.planned));
-        self.roster.interrupt(victim, &mut self.pool);
+        let mut sequence = self.roster.stop(victim);
+        budget.give_back(sequence.planned);
+        let tokens = sequence.computed;
+        let blocks = blocks_for(tokens, self.pool.block_size());
+        let held = HeldKv { tokens, blocks, l2_free: self.pool.l2_free() };
+        if cheaper_way(self.config.swap_rates, held) == GivingWay::Swap {
+            swap_out(&mut sequence, &mut self.pool, &mut self.transfers);
+            self.stats.swapped += 1;
+            self.stats.swapped_out_blocks += blocks as u32;
+        }
+        self.roster.interrupt(sequence, &mut self.pool);
         self.stats.preempted += 1;
     }
 
     fn assemble(&mut self) -> Plan {
         let most = self.roster.running.len();
         let batch = Batch { slots: Vec::with_capacity(most) };
-        let mut plan = Plan { batch, keys: Vec::with_capacity(most), rows: 0 };
+        let transfers = std::mem::take(&mut self.transfers);
+        let mut plan = Plan { batch, keys: Vec::with_capacity(most), rows: 0, transfers };
         for (key, sequence) in self.roster.running.iter_mut().filter(|(_, sequence)| sequence.planned > 0) {
             let mut slot = self.spare.pop().unwrap_or_else(empty_slot);
             slot.sequence = sequence.request.id;
@@ -209,26 +274,24 @@ impl Scheduler {
         plan
     }
 
-    /// Puts the block tables back that `schedule` lent. The runner has what it needs of the batch.
+    /// Puts the block tables back that `schedule` lent, now that the runner has what it needs of the batch, and does
+    /// what of the next step needs no results of this one: pages for the decodes to come. Takes only what is free; if
+    /// pages lack, the next `schedule` decides who gives way.
     pub fn take_back(&mut self, batch: Batch) {
+        let mut pages_left = true;
         for (mut slot, sequence) in batch.slots.into_iter().zip(planned(&mut self.roster)) {
             sequence.table.put_back(std::mem::take(&mut slot.blocks));
             self.spare.push(slot);
+            let positions = sequence.len() + 1;
+            if pages_left && sequence.draws_in_this_step() && positions <= sequence.most_positions() {
+                pages_left = sequence.table.grow_to(&mut self.pool, positions).is_ok();
+            }
         }
     }
 
-    /// Work for the next step that needs no results of this one, done while the runner computes: pages for the decodes
-    /// to come. Takes only what is free; if pages lack, the next `schedule` decides who gives way.
-    pub fn prepare(&mut self) {
-        for sequence in planned(&mut self.roster) {
-            let positions = sequence.len() + 1;
-            if sequence.draws_in_this_step()
-                && positions <= sequence.most_positions()
-                && sequence.table.grow_to(&mut self.pool, positions).is_err()
-            {
-                return;
-            }
-        }
+    /// Copies to or from L2 failed: nothing there is to be trusted.
+    pub fn forget_swapped(&mut self) {
+        self.roster.forget_swapped(&mut self.pool);
     }
 
     /// The figures of the step that ends, and a clean sheet for the next.
@@ -245,6 +308,7 @@ impl Scheduler {
             waiting: self.roster.waiting().len() as u32,
             queued_prefill_tokens: queued as u32,
             context_tokens: context as u32,
+            l2_blocks_used: self.pool.l2_used() as u32,
             blocks_used: figures.used as u32,
             blocks_cached: figures.cached as u32,
             blocks_total: figures.total as u32,
@@ -255,7 +319,7 @@ impl Scheduler {
 
 /// The sequences of the step under way, in the order of its batch.
 pub(crate) fn planned(roster: &mut Roster) -> impl Iterator<Item = &mut Sequence> {
-    roster.running.values_mut().map(Box::as_mut).filter(|sequence| sequence.planned > 0)
+    roster.running.values_mut().filter(|sequence| sequence.planned > 0)
 }
 
 /// Plans as much of what remains as the budget has, and sees to its blocks.

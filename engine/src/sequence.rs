@@ -19,6 +19,7 @@ use crate::{
     speculation::draft_state::DraftState,
     step::{Finish, SequenceOutput},
     stop::{TextState, TextStream, TokenBytes},
+    swap::Swapped,
     token_history::TokenHistory,
 };
 
@@ -33,20 +34,25 @@ pub(crate) struct FirstRun {
     pub cached_tokens: usize,
 }
 
-/// See the file's header.
+/// See the file's header. What each step's walks read lies together at the front, in two cache lines.
+#[repr(C)]
 pub(crate) struct Sequence {
+    pub computed: usize,
+    pub planned: usize,
+    pub generated: Vec<u32>,
+    /// Length of the request's prompt.
+    prompt_len: usize,
+    pub table: BlockTable,
     pub request: GenerateRequest,
     pub arrival: Arrival,
     pub submitted: Micros,
-    pub generated: Vec<u32>,
     /// Hashes of full blocks so far; of the prompt from the start, of the output as it grows. Empty if nothing is
     /// reused.
     pub hashes: Vec<BlockHash>,
-    pub table: BlockTable,
-    pub computed: usize,
-    pub planned: usize,
     pub first_run: Option<FirstRun>,
     pub preemptions: u32,
+    /// KV in L2, while it waits after giving way by swap.
+    pub swapped: Option<Swapped>,
     pub cancelled: bool,
     pub grammar: Option<GrammarState>,
     pub draft: DraftState,
@@ -73,17 +79,19 @@ impl Sequence {
         let history = TokenHistory::new(&request.sampling, &request.prompt, request.sampling_offset as usize);
         let text = TextStream::new(&request.stop.stop_strings);
         Ok(Self {
+            computed: 0,
+            planned: 0,
+            generated: Vec::new(),
+            prompt_len: request.prompt.len(),
+            table: BlockTable::default(),
             request,
             grammar,
             arrival,
             submitted,
-            generated: Vec::new(),
             hashes,
-            table: BlockTable::default(),
-            computed: 0,
-            planned: 0,
             first_run: None,
             preemptions: 0,
+            swapped: None,
             cancelled: false,
             draft: DraftState::default(),
             history,
@@ -97,12 +105,12 @@ impl Sequence {
 
     /// Tokens known: prompt and output.
     pub fn len(&self) -> usize {
-        self.request.prompt.len() + self.generated.len()
+        self.prompt_len + self.generated.len()
     }
 
     /// Most tokens that will ever need KV: all but the last that may be generated.
     pub fn most_positions(&self) -> usize {
-        self.request.prompt.len() + self.request.stop.max_tokens as usize - 1
+        self.prompt_len + self.request.stop.max_tokens as usize - 1
     }
 
     /// Most tokens that can be guessed: the one drawn behind them is the last that may be generated.
@@ -113,6 +121,11 @@ impl Sequence {
     /// Known tokens without KV.
     pub fn remaining(&self) -> usize {
         self.len() - self.computed
+    }
+
+    /// Known tokens without KV in L1 or L2.
+    pub fn without_kv(&self) -> usize {
+        self.remaining() - self.swapped.as_ref().map_or(0, |swapped| swapped.tokens)
     }
 
     /// Only the last sampled token lacks its KV.

@@ -68,6 +68,14 @@ pub struct StepStats {
     pub queued_prefill_tokens: u32,
     /// Tokens whose KV is held by running sequences.
     pub context_tokens: u32,
+    /// Of those preempted, how many went to L2; the others are recomputed.
+    pub swapped: u32,
+    /// Blocks copied to L2, back from L2, and within L1 (for the reuse of a part of a block).
+    pub swapped_out_blocks: u32,
+    pub swapped_in_blocks: u32,
+    pub copied_blocks: u32,
+    /// Slots of L2 in use.
+    pub l2_blocks_used: u32,
     /// Blocks in use by sequences, blocks kept only for reuse, blocks in all.
     pub blocks_used: u32,
     pub blocks_cached: u32,

@@ -60,6 +60,16 @@ impl KvCache {
         2 * self.layers.len() * self.layout.block_values() * size_of::<f32>()
     }
 
+    /// Copies block `from` of another cache of the same model and block size to block `to`; both exist.
+    pub fn copy_from(&mut self, (other, from): (&Self, u32), to: u32) {
+        let len = self.layout.block_values();
+        let (from, to) = (other.layout.offset(from, 0), self.layout.offset(to, 0));
+        for (layer, source) in self.layers.iter_mut().zip(&other.layers) {
+            layer.keys[to..to + len].copy_from_slice(&source.keys[from..from + len]);
+            layer.values[to..to + len].copy_from_slice(&source.values[from..from + len]);
+        }
+    }
+
     /// Copies block `from` to block `to` in every layer; both exist.
     pub fn copy_block(&mut self, from: u32, to: u32) {
         let len = self.layout.block_values();

@@ -36,6 +36,8 @@ pub struct CpuRunner {
     model: Arc<Model>,
     device: Device,
     cache: KvCache,
+    /// KV of sequences that gave way; `None` until some is asked for.
+    l2: Option<KvCache>,
     work: Workspace,
     pending: Option<Batch>,
 }
@@ -58,7 +60,7 @@ impl CpuRunner {
             ))
         })?;
         let device = Device::new(threads);
-        Ok(Self { model, device, cache, work: Workspace::default(), pending: None })
+        Ok(Self { model, device, cache, l2: None, work: Workspace::default(), pending: None })
     }
 
     pub fn model(&self) -> &Arc<Model> {
@@ -193,5 +195,43 @@ impl ModelRunner for CpuRunner {
             self.cache.copy_block(*from, *to);
         }
         Ok(())
+    }
+
+    fn provide_l2(&mut self, blocks: usize) -> Result<(), RunnerError> {
+        if blocks == 0 {
+            self.l2 = None;
+            return Ok(());
+        }
+        let layout = KvLayout { blocks, ..self.cache.layout };
+        let l2 = KvCache::new(self.model.config().layers, layout);
+        let needed = blocks.saturating_mul(self.cache.block_bytes());
+        self.l2 = Some(l2.ok_or_else(|| RunnerError(format!("no memory for its {needed} bytes")))?);
+        Ok(())
+    }
+
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        let l2 = self.l2.as_mut().ok_or_else(no_l2)?;
+        check_pairs(pairs, (self.cache.layout.blocks, l2.layout.blocks))?;
+        pairs.iter().for_each(|(block, slot)| l2.copy_from((&self.cache, *block), *slot));
+        Ok(())
+    }
+
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        let l2 = self.l2.as_ref().ok_or_else(no_l2)?;
+        check_pairs(pairs, (l2.layout.blocks, self.cache.layout.blocks))?;
+        pairs.iter().for_each(|(slot, block)| self.cache.copy_from((l2, *slot), *block));
+        Ok(())
+    }
+}
+
+fn no_l2() -> RunnerError {
+    RunnerError("no L2 was provided".to_owned())
+}
+
+/// Both numbers of each pair lie below their level's size.
+fn check_pairs(pairs: &[(u32, u32)], (froms, tos): (usize, usize)) -> Result<(), RunnerError> {
+    match pairs.iter().find(|(from, to)| *from as usize >= froms || *to as usize >= tos) {
+        Some((from, to)) => Err(RunnerError(format!("swap of {from} to {to}, expected below {froms} and {tos}"))),
+        None => Ok(()),
     }
 }

@@ -44,12 +44,20 @@ pub struct CostModel {
     pub decode_sequence_us: f64,
     /// Per token of context before the new ones, over all slots.
     pub context_token_us: f64,
+    /// Per block copied within L1, to L2 or from L2; added to the next batch.
+    pub copy_block_us: f64,
 }
 
 impl Default for CostModel {
     /// The order of size of a 7 B model on one accelerator.
     fn default() -> Self {
-        Self { base_us: 5_000.0, prefill_token_us: 60.0, decode_sequence_us: 40.0, context_token_us: 0.02 }
+        Self {
+            base_us: 5_000.0,
+            prefill_token_us: 60.0,
+            decode_sequence_us: 40.0,
+            context_token_us: 0.02,
+            copy_block_us: 40.0,
+        }
     }
 }
 
@@ -89,6 +97,10 @@ pub struct SimulatedRunner {
     cost: CostModel,
     check: PagingCheck,
     cells: Vec<Cell>,
+    /// L2, in the same shape.
+    l2: Vec<Cell>,
+    /// Time of copies since the last batch.
+    copies_us: f64,
     /// Position and history of the newest token of each sequence.
     newest: HashMap<SequenceId, (u32, u64)>,
     /// The outstanding batch, computed at `submit` so that it need not be copied.
@@ -99,7 +111,7 @@ impl SimulatedRunner {
     /// A runner with empty pages.
     pub fn new(shape: RunnerShape, cost: CostModel, check: PagingCheck) -> Self {
         let cells = vec![EMPTY; shape.blocks * shape.block_size];
-        Self { shape, cost, check, cells, newest: HashMap::new(), pending: None }
+        Self { shape, cost, check, cells, l2: Vec::new(), copies_us: 0.0, newest: HashMap::new(), pending: None }
     }
 
     fn cell(&self, slot: &BatchSlot, position: usize) -> usize {
@@ -200,7 +212,8 @@ impl SimulatedRunner {
                 }
             }
         }
-        Ok(BatchLogits { values, vocab: self.shape.vocab, modelled_us: Some(self.cost.batch_us(batch)) })
+        let modelled_us = self.cost.batch_us(batch) + std::mem::take(&mut self.copies_us).round() as Micros;
+        Ok(BatchLogits { values, vocab: self.shape.vocab, modelled_us: Some(modelled_us) })
     }
 
     fn remember(&mut self, sequence: SequenceId, (position, history): (usize, u64)) {
@@ -234,11 +247,44 @@ impl ModelRunner for SimulatedRunner {
             if *from as usize >= blocks || *to as usize >= blocks {
                 return Err(fault(format!("copy of block {from} to {to} in a pool of {blocks}")));
             }
+            self.copies_us += self.cost.copy_block_us;
             let start = *from as usize * size;
             self.cells.copy_within(start..start + size, *to as usize * size);
         }
         Ok(())
     }
+
+    fn provide_l2(&mut self, blocks: usize) -> Result<(), RunnerError> {
+        self.l2 = vec![EMPTY; blocks * self.shape.block_size];
+        Ok(())
+    }
+
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        self.copies_us += self.cost.copy_block_us * pairs.len() as f64;
+        let size = self.shape.block_size;
+        pairs.iter().try_for_each(|(block, slot)| copy_cells((&self.cells, *block), (&mut self.l2, *slot), size))
+    }
+
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        self.copies_us += self.cost.copy_block_us * pairs.len() as f64;
+        let size = self.shape.block_size;
+        pairs.iter().try_for_each(|(slot, block)| copy_cells((&self.l2, *slot), (&mut self.cells, *block), size))
+    }
+}
+
+/// Copies a block of `size` cells from one level to the other.
+fn copy_cells(
+    (source, from): (&[Cell], u32),
+    (target, to): (&mut [Cell], u32),
+    size: usize,
+) -> Result<(), RunnerError> {
+    let (from_start, to_start) = (from as usize * size, to as usize * size);
+    let content = source.get(from_start..from_start + size);
+    let (Some(content), Some(place)) = (content, target.get_mut(to_start..to_start + size)) else {
+        return Err(fault(format!("swap of block {from} to {to}, beyond a level's end")));
+    };
+    place.copy_from_slice(content);
+    Ok(())
 }
 
 /// Logits after `tokens`, computed without pages: what [`SimulatedRunner`] must give for a sequence with these tokens.

@@ -2,7 +2,7 @@
 //! way, it gets the tokens it would get alone. The simulated runner refuses any batch whose block tables are wrong.
 
 use engine::{
-    config::{EngineConfig, GrowthQuota, LanePreemption},
+    config::{EngineConfig, GrowthQuota, LanePreemption, SwapRates},
     prefix_cache::PrefixCacheMode,
     request::{FinishReason, GenerateRequest, Lane, SamplingParams, SequenceId},
 };
@@ -46,19 +46,28 @@ fn config() -> impl Strategy<Value = EngineConfig> {
     let rule = prop_oneof![Just(LanePreemption::Background), Just(LanePreemption::Lower), Just(LanePreemption::Off)];
     let cache = prop_oneof![3 => Just(PrefixCacheMode::On), 1 => Just(PrefixCacheMode::Off)];
     let limits = (proptest::option::of(1usize..30), 0usize..12);
-    (1usize..9, 1usize..24, quota, rule, cache, limits).prop_map(|(max_running, extra, quota, rule, cache, limits)| {
-        EngineConfig {
-            token_budget: max_running + extra,
-            max_running,
-            prefix_cache: cache,
-            max_prefix_tokens: limits.0,
-            min_match_tokens: limits.1,
-            growth_quota: quota,
-            lane_preemption: rule,
-            max_overtake_us: 20_000,
-            ..EngineConfig::default()
-        }
-    })
+    let copies = prop_oneof![Just(1u64), Just(400_000), Just(2_000_000)];
+    let swap =
+        (0usize..30, copies.prop_map(|copy_ns_per_block| SwapRates { copy_ns_per_block, ..SwapRates::default() }));
+    let sizes = (1usize..9, 1usize..24);
+    (sizes, quota, rule, cache, limits, swap).prop_map(
+        |(sizes, quota, rule, cache, limits, (l2_blocks, swap_rates))| {
+            let (max_running, extra) = sizes;
+            EngineConfig {
+                token_budget: max_running + extra,
+                max_running,
+                prefix_cache: cache,
+                max_prefix_tokens: limits.0,
+                min_match_tokens: limits.1,
+                growth_quota: quota,
+                lane_preemption: rule,
+                l2_blocks,
+                swap_rates,
+                max_overtake_us: 20_000,
+                ..EngineConfig::default()
+            }
+        },
+    )
 }
 
 /// Plays the visits and checks every step's bounds. Ids are the visits' positions.
@@ -79,9 +88,11 @@ fn play(config: EngineConfig, blocks: usize, visits: &[Visit]) -> Ledger {
             let figures = engine.queue_figures();
             assert_eq!((figures.pool.used, figures.pool.reserved), (0, 0), "blocks leaked");
             assert_eq!(figures.pool.cached, ledger.named.len(), "the KV events don't add up to what is cached");
+            assert_eq!(ledger.swapped.len(), 0, "somebody left KV in L2");
             return ledger;
         }
         let report = engine.step(step as i64 * 1_000);
+        engine.check_invariants().expect("no leak");
         let stats = report.stats;
         assert!(stats.prefill_tokens + stats.decode_tokens <= config.token_budget as u32, "{stats:?}");
         assert!(stats.running <= config.max_running as u32, "{stats:?}");

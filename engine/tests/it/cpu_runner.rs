@@ -117,6 +117,24 @@ fn copied_blocks_hold_the_same_keys_and_values() {
     assert!(runner.copy_blocks(&[(0, 12)]).unwrap_err().to_string().contains("below 12"));
 }
 
+/// Scenario: blocks go to L2, their pages are overwritten, and they come back to other pages.
+/// Guarantees: the logits are those of going on in place; numbers beyond a level are refused by name.
+#[test]
+fn swapped_blocks_come_back_with_the_same_keys_and_values() {
+    let text = tokens(5, 20);
+    let mut runner = runner(1, 4, 12);
+    assert!(runner.swap_out(&[(0, 0)]).unwrap_err().to_string().contains("no L2"));
+    runner.provide_l2(5).unwrap();
+    step(&mut runner, vec![slot(1, (&text[..19], 0), &[0, 1, 2, 3, 4])]);
+    let in_place = step(&mut runner, vec![slot(1, (&text[19..], 19), &[0, 1, 2, 3, 4])]);
+    runner.swap_out(&[(0, 4), (1, 3), (2, 2), (3, 1), (4, 0)]).unwrap();
+    step(&mut runner, vec![slot(2, (&tokens(6, 20), 0), &[0, 1, 2, 3, 4])]);
+    runner.swap_in(&[(4, 11), (3, 10), (2, 9), (1, 8), (0, 7)]).unwrap();
+    assert_eq!(step(&mut runner, vec![slot(1, (&text[19..], 19), &[11, 10, 9, 8, 7])]), in_place);
+    assert!(runner.swap_out(&[(0, 5)]).unwrap_err().to_string().contains("below 12 and 5"));
+    assert!(runner.swap_in(&[(0, 12)]).unwrap_err().to_string().contains("below 5 and 12"));
+}
+
 /// Scenario: every way in which a batch can be wrong.
 /// Guarantees: a refusal that names the sequence, the value and what is right; the runner works on.
 #[test]

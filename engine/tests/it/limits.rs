@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::{
-    config::{ConfigError, EngineConfig},
+    config::{ConfigError, EngineConfig, check_block_size},
     engine::Engine,
     request::{FinishReason, GenerateRequest, SamplingParams, StopConditions, SubmitRejection},
     runner::RunnerShape,
@@ -95,6 +95,7 @@ fn bad_settings_are_refused_by_name() {
         (EngineConfig { max_waiting: 0, ..base() }, shape(8), "max_waiting is 0"),
         (EngineConfig { max_prefix_tokens: Some(0), ..base() }, shape(8), "max_prefix_tokens is 0"),
         (EngineConfig { max_overtake_us: -1, ..base() }, shape(8), "max_overtake_us is -1"),
+        (EngineConfig { l2_blocks: 1 << 33, ..base() }, shape(8), "l2_blocks is 8589934592"),
         (base(), shape(0), "0 KV blocks"),
         (base(), RunnerShape { context: 0, ..shape(8) }, "0 tokens of context"),
     ];
@@ -103,4 +104,7 @@ fn bad_settings_are_refused_by_name() {
         assert!(error.to_string().contains(expected), "{error} should say: {expected}");
     }
     assert_eq!(base().validate(&shape(8)), Ok(()));
+    assert!([16, 32, 64].into_iter().all(|size| check_block_size(size).is_ok()));
+    let refused = [0, 15, 65].map(|size| check_block_size(size).unwrap_err().to_string());
+    assert_eq!(refused[1], "the block size is 15 tokens; it must be between 16 and 64");
 }

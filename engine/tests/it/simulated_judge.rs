@@ -78,7 +78,13 @@ fn a_foreign_history_is_refused() {
 /// history.
 #[test]
 fn cost_protocol_and_copies() {
-    let cost = CostModel { base_us: 100.0, prefill_token_us: 10.0, decode_sequence_us: 5.0, context_token_us: 0.5 };
+    let cost = CostModel {
+        base_us: 100.0,
+        prefill_token_us: 10.0,
+        decode_sequence_us: 5.0,
+        context_token_us: 0.5,
+        copy_block_us: 7.0,
+    };
     let mut runner = SimulatedRunner::new(shape(8), cost, PagingCheck::Newest);
     let prefill = run(&mut runner, vec![slot(1, &[1, 2, 3, 4, 5, 6], 0, &[5, 2])]).unwrap();
     assert_eq!(prefill.modelled_us, Some(160));
@@ -86,6 +92,7 @@ fn cost_protocol_and_copies() {
     runner.copy_blocks(&[(2, 4)]).unwrap();
     let logits = run(&mut runner, vec![slot(1, &[8], 7, &[5, 4])]).unwrap();
     assert_eq!(logits.row(0), expected_logits(&[1, 2, 3, 4, 5, 6, 7, 8], VOCAB));
+    assert_eq!(logits.modelled_us, Some(116), "108.5 and a copy of 7");
     runner.submit(&Batch::default()).unwrap();
     assert!(runner.submit(&Batch::default()).is_err());
     assert!(runner.copy_blocks(&[(0, 8)]).is_err());

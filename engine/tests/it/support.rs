@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use engine::{
     config::EngineConfig,
     engine::Engine,
-    events::KvEvent,
+    events::{KvEvent, Level},
     request::{GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
     runner::{
         RunnerShape,
@@ -127,8 +127,12 @@ impl Outcome {
 pub struct Ledger {
     pub outcomes: BTreeMap<u64, Outcome>,
     pub finished: Vec<u64>,
-    /// Named blocks by hash.
+    /// Named blocks in L1 by hash.
     pub named: BTreeMap<u64, Option<u64>>,
+    /// Named blocks in L2 by hash.
+    pub swapped: BTreeMap<u64, Option<u64>>,
+    /// Prefix hits in L1, and returns from L2.
+    pub hits: (usize, usize),
 }
 
 impl Ledger {
@@ -147,24 +151,37 @@ impl Ledger {
         }
     }
 
+    fn level(&mut self, level: Level) -> &mut BTreeMap<u64, Option<u64>> {
+        match level {
+            Level::L1 => &mut self.named,
+            Level::L2 => &mut self.swapped,
+        }
+    }
+
     /// Adds a step's KV events, of an engine watched from its start: each must make sense after those before it.
     pub fn audit(&mut self, report: &StepReport) {
         for event in &report.kv_events {
             match event {
-                KvEvent::Stored { hash, parent, .. } => {
+                KvEvent::Stored { hash, parent, level, tokens } => {
                     let parent = parent.map(|parent| parent.0);
+                    let named = self.level(*level);
                     assert!(
-                        parent.is_none_or(|parent| self.named.contains_key(&parent)),
-                        "parent of {hash:?} is unknown"
+                        *tokens > 0 && parent.is_none_or(|parent| named.contains_key(&parent)),
+                        "{event:?}: no parent"
                     );
-                    assert!(self.named.insert(hash.0, parent).is_none(), "{hash:?} was stored twice");
+                    assert!(named.insert(hash.0, parent).is_none(), "{hash:?} was stored twice");
                 }
-                KvEvent::Removed { hash, .. } => {
-                    assert!(self.named.remove(&hash.0).is_some(), "{hash:?} was removed and never stored");
-                    assert!(
-                        !self.named.values().any(|parent| *parent == Some(hash.0)),
-                        "{hash:?} left before its child"
-                    );
+                KvEvent::Hit { hash, level, tokens } => {
+                    assert!(*tokens > 0 && self.level(*level).contains_key(&hash.0), "{event:?}: hit on nothing");
+                    match level {
+                        Level::L1 => self.hits.0 += 1,
+                        Level::L2 => self.hits.1 += 1,
+                    }
+                }
+                KvEvent::Removed { hash, level } => {
+                    let named = self.level(*level);
+                    assert!(named.remove(&hash.0).is_some(), "{hash:?} was removed and never stored");
+                    assert!(!named.values().any(|parent| *parent == Some(hash.0)), "{hash:?} left before its child");
                 }
                 KvEvent::Cleared => self.named.clear(),
             }
@@ -180,6 +197,7 @@ pub fn run_to_end(engine: &mut Engine) -> Ledger {
         now += 1_000;
         assert!(now < 20_000_000, "no end in 20000 steps: {:?}", engine.queue_figures());
         ledger.add(&engine.step(now));
+        engine.check_invariants().expect("no leak");
     }
     ledger
 }
