@@ -225,6 +225,14 @@ impl Gguf {
         })
     }
 
+    /// An array of numbers, if the key is there.
+    pub fn find_floats(&self, key: &str) -> Result<Option<&[f64]>, GgufError> {
+        self.typed(key, "an array of numbers", |value| match value {
+            Value::Floats(numbers) => Some(numbers.as_slice()),
+            _ => None,
+        })
+    }
+
     fn typed<'a, T>(
         &'a self,
         key: &str,
