@@ -8,6 +8,7 @@ pub mod config;
 pub mod family;
 pub mod forward;
 pub mod gguf;
+pub mod hugging_face;
 pub mod tiny;
 pub mod weights;
 
@@ -47,7 +48,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Maps and checks a GGUF file. The file must not change while the model lives.
+    /// Maps and checks a GGUF file or a Hugging Face folder. The files must not change while the model lives.
     pub fn load(path: &Path) -> Result<Arc<Self>, ModelError> {
         Self::from_gguf(Gguf::open(path)?)
     }

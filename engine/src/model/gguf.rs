@@ -1,4 +1,5 @@
-//! GGUF files, versions 2 and 3: metadata and a table of tensors over mapped bytes.
+//! GGUF files, versions 2 and 3: metadata and a table of tensors over mapped bytes. Hugging Face folders are read in the
+//! same terms (`hugging_face.rs`).
 //!
 //! Invariant: once a [`Gguf`] exists, every tensor lies inside the data, has a known type and a whole number of blocks
 //! a row. All arithmetic on numbers from the file is checked. Cost: metadata is copied (a few MB for a large
@@ -74,8 +75,11 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Maps and parses a file.
+    /// Maps and parses a file, or reads a Hugging Face folder in GGUF's terms.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
+        if path.is_dir() {
+            return Ok(super::hugging_face::open(path)?);
+        }
         let io = |source| GgufError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read-only; that nobody changes the file is the condition stated in the module's header.
@@ -86,6 +90,15 @@ impl Gguf {
     /// Parses a file that is in memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
         Self::parse(Bytes::Owned(bytes))
+    }
+
+    /// What a reader of another format found, in GGUF's terms; every tensor lies inside its part.
+    pub(in crate::model) fn from_parts(
+        metadata: BTreeMap<String, Value>,
+        tensors: BTreeMap<String, TensorInfo>,
+        (parts, row_order): (Vec<Bytes>, RowOrder),
+    ) -> Self {
+        Self { version: 3, metadata, tensors, parts, row_order }
     }
 
     fn parse(bytes: Bytes) -> Result<Self, GgufError> {
