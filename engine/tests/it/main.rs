@@ -10,6 +10,7 @@ mod data;
 mod gguf_fuzz;
 mod golden;
 mod golden_gemma;
+mod hugging_face;
 mod lanes;
 mod lifecycle;
 mod limits;
