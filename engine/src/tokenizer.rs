@@ -29,7 +29,9 @@ pub const PRE_TOKENIZERS: [&str; 5] = ["default", "gpt-2", "smollm", "qwen2", "l
 pub enum TokenizerError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("metadata key tokenizer.ggml.model is {0:?}, expected \"gpt2\" (byte-level BPE) or \"llama\" (SentencePiece)")]
+    #[error(
+        "metadata key tokenizer.ggml.model is {0:?}, expected \"gpt2\" (byte-level BPE) or \"llama\" (SentencePiece)"
+    )]
     Model(String),
     #[error("metadata key tokenizer.ggml.pre is {name:?}, expected one of {}", PRE_TOKENIZERS.join(", "))]
     PreTokenizer { name: String },

@@ -55,6 +55,13 @@ pub(in crate::model) enum Bytes {
 }
 
 impl Bytes {
+    /// Maps a file, which must not change while it is mapped.
+    pub(in crate::model) fn map(path: &Path) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        // SAFETY: the map is read-only; that nobody changes the file is the condition stated in the module's header.
+        unsafe { memmap2::Mmap::map(&file) }.map(Self::Mapped)
+    }
+
     pub(in crate::model) fn as_slice(&self) -> &[u8] {
         match self {
             Bytes::Mapped(map) => map,
@@ -80,11 +87,7 @@ impl Gguf {
         if path.is_dir() {
             return Ok(super::hugging_face::open(path)?);
         }
-        let io = |source| GgufError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only; that nobody changes the file is the condition stated in the module's header.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Self::parse(Bytes::Mapped(map))
+        Self::parse(Bytes::map(path).map_err(|source| GgufError::Io { path: path.to_owned(), source })?)
     }
 
     /// Parses a file that is in memory.

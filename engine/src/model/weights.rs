@@ -163,9 +163,7 @@ impl<'a> Reader<'a> {
         let (query, kv) = (config.query_width(), config.kv_width());
         let name = |part: &str| format!("blk.{index}.{part}");
         let norms = config.family.recipe().norms;
-        let mut norm = |wanted: bool, part: &str, len: usize| {
-            wanted.then(|| self.vector(&name(part), len)).transpose()
-        };
+        let mut norm = |wanted: bool, part: &str, len: usize| wanted.then(|| self.vector(&name(part), len)).transpose();
         Ok(Layer {
             query_norm: norm(norms.heads(), "attn_q_norm.weight", config.head_dim)?,
             key_norm: norm(norms.heads(), "attn_k_norm.weight", config.head_dim)?,

@@ -106,11 +106,7 @@ fn find_token(gguf: &Gguf, key: String, vocab: usize) -> Result<Option<u32>, Tok
 }
 
 /// The token to put at an edge of a text, if the file asks for it; a file that says nothing gets the default.
-pub(super) fn edge_token(
-    gguf: &Gguf,
-    edge: &str,
-    (vocab, default): (usize, bool),
-) -> Result<Vec<u32>, TokenizerError> {
+pub(super) fn edge_token(gguf: &Gguf, edge: &str, (vocab, default): (usize, bool)) -> Result<Vec<u32>, TokenizerError> {
     let token = find_token(gguf, format!("tokenizer.ggml.{edge}_token_id"), vocab)?;
     let wanted = gguf.find_flag(&format!("tokenizer.ggml.add_{edge}_token"))?.unwrap_or(default);
     Ok(token.filter(|_| wanted).into_iter().collect())

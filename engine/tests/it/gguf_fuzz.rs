@@ -5,7 +5,10 @@ use std::{io::Write as _, os::unix::fs::FileExt as _};
 
 use engine::{
     chat_template::{AddGenerationPrompt, ChatMessage, ChatTemplate},
-    model::{Gguf, Model, tiny::tiny_llama_gguf},
+    model::{
+        Family, Gguf, Model,
+        tiny::{tiny_gguf, tiny_llama_gguf},
+    },
     runner::{
         ModelRunner,
         cpu::{CpuRunner, CpuRunnerOptions},
@@ -69,6 +72,19 @@ fn every_header_byte_may_be_wrong() {
     }
     println!("{len} header bytes, {usable} of {} files still usable", 3 * len);
     assert!(usable > 0);
+}
+
+/// Scenario: every byte of the header of Gemma's test file, which has SentencePiece pieces and local layers.
+/// Guarantees: an error or a usable model.
+#[test]
+fn every_header_byte_of_gemma_may_be_wrong() {
+    let file = tiny_gguf(Family::Gemma3, 1);
+    assert!(exercise(file.clone()));
+    for at in 0..header_len(&file) {
+        let mut broken = file.clone();
+        broken[at] = if at % 3 == 0 { 0xFF } else { file[at] ^ (1 << (at % 8)) };
+        exercise(broken);
+    }
 }
 
 /// Scenario: the file cut at every length of its header, and at some of its data.
@@ -150,7 +166,11 @@ fn errors_say_what_and_what_would_be_right() {
     };
     for (from, to, want) in [
         ("GGUF", "GGML", "not a GGUF file: it starts with the bytes [47, 47, 4d, 4c], expected \"GGUF\""),
-        ("llama\x19", "lxama\x19", "metadata key general.architecture is \"lxama\", expected one of llama, qwen2, qwen3, gemma3"),
+        (
+            "llama\x19",
+            "lxama\x19",
+            "metadata key general.architecture is \"lxama\", expected one of llama, qwen2, qwen3, gemma3",
+        ),
         ("llama.block_count", "llama.block_xount", "metadata key llama.block_count is missing"),
         ("blk.1.ffn_up.weight", "blk.1.ffn_ux.weight", "tensor blk.1.ffn_up.weight is missing; a Llama model needs it"),
     ] {

@@ -166,7 +166,10 @@ fn vocabulary(gguf: &Gguf) -> (Value, Vec<Value>) {
             "rstrip": false, "normalized": false})
     });
     let added = added.collect();
-    (names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect::<serde_json::Map<_, _>>().into(), added)
+    (
+        names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect::<serde_json::Map<_, _>>().into(),
+        added,
+    )
 }
 
 /// A tokenizer of the folder that has this tokenizer.json.
@@ -211,7 +214,8 @@ fn a_tokenizer_json_is_its_gguf_twin() {
             assert_eq!(ours.token_bytes(id), theirs.token_bytes(id), "token {id}");
             assert_eq!(ours.is_special(id), theirs.is_special(id), "token {id}");
         }
-        for text in ["", "the other and 12", "  in\n\n\nand", "é日z𝔢\t", "<|im_end|> <end_of_turn>the<bos>", "<0x41>"] {
+        for text in ["", "the other and 12", "  in\n\n\nand", "é日z𝔢\t", "<|im_end|> <end_of_turn>the<bos>", "<0x41>"]
+        {
             for (add, parse) in [
                 (AddSpecial::AsModel, ParseSpecial::Control),
                 (AddSpecial::Never, ParseSpecial::Plain),
@@ -236,7 +240,8 @@ fn exercise(folder: &Path) -> bool {
     true
 }
 
-/// Scenario: every byte of a safetensors header, and of config.json, with a bit flipped or another value; files cut.
+/// Scenario: every byte of a safetensors header, and of config.json, in turn with a bit flipped or made a digit; files
+/// cut.
 /// Guarantees: an error or a usable model, never a panic.
 #[test]
 fn every_header_byte_may_be_wrong() {
@@ -252,15 +257,13 @@ fn every_header_byte_may_be_wrong() {
         };
         let mut usable = 0;
         for at in 0..header {
-            for change in [file[at] ^ (1 << (at % 8)), b'9'] {
-                let mut broken = file.clone();
-                broken[at] = change;
-                std::fs::write(&path, &broken).unwrap();
-                usable += usize::from(exercise(folder.path()));
-            }
+            let mut broken = file.clone();
+            broken[at] = if at % 3 == 0 { b'9' } else { file[at] ^ (1 << (at % 8)) };
+            std::fs::write(&path, &broken).unwrap();
+            usable += usize::from(exercise(folder.path()));
         }
-        println!("{name}: {header} bytes, {usable} of {} files still usable", 2 * header);
-        for len in (0..header).step_by(7).chain([header, file.len() - 1]).filter(|len| *len < file.len()) {
+        println!("{name}: {header} bytes, {usable} of the files still usable");
+        for len in (0..header).step_by(31).chain([header, file.len() - 1]).filter(|len| *len < file.len()) {
             std::fs::write(&path, &file[..len]).unwrap();
             assert!(Model::load(folder.path()).is_err(), "{name} cut to {len} bytes");
         }

@@ -29,7 +29,8 @@ impl Case {
         });
         let slots: Vec<_> = slots.collect();
         let cache = KvLayout { blocks, block_size, kv_heads: heads[1], head_dim };
-        let shape = AttentionShape { cache, heads: heads[0], scale: 1.0 / (head_dim as f32).sqrt(), window: usize::MAX };
+        let shape =
+            AttentionShape { cache, heads: heads[0], scale: 1.0 / (head_dim as f32).sqrt(), window: usize::MAX };
         let rows: usize = sizes.iter().map(|(tokens, _)| tokens).sum();
         let queries = source.values(rows * heads[0] * head_dim).iter().map(|value| value * 8.0).collect();
         Self { shape, keys: source.values(cache.values()), values: source.values(cache.values()), queries, slots }

@@ -85,8 +85,7 @@ impl HubConfig {
     /// The family, and the keys a GGUF file of it would have.
     pub(super) fn metadata(&self) -> Result<(Family, BTreeMap<String, Value>), HubError> {
         let family = Family::of_model_type(&self.model_type).ok_or_else(|| {
-            let known: Vec<&str> =
-                Family::ALL.iter().flat_map(|family| family.recipe().model_types).copied().collect();
+            let known: Vec<&str> = Family::ALL.iter().flat_map(|family| family.recipe().model_types).copied().collect();
             bad("model_type", format!("{:?}", self.model_type), format!("one of {}", known.join(", ")))
         })?;
         self.refuse_variants(family)?;
@@ -132,7 +131,9 @@ impl HubConfig {
             return Err(bad("partial_rotary_factor", part, "1 (heads are rotated whole)"));
         }
         match &self.quantization_config {
-            Some(value) if !value.is_null() => Err(bad("quantization_config", "set", "none (F32, F16 or BF16 weights)")),
+            Some(value) if !value.is_null() => {
+                Err(bad("quantization_config", "set", "none (F32, F16 or BF16 weights)"))
+            }
             _ => Ok(()),
         }
     }
@@ -209,10 +210,7 @@ impl HubConfig {
         let factor = positive("rope_scaling.factor", rope.factor)?;
         let low = positive("rope_scaling.low_freq_factor", rope.low_freq_factor)?;
         let high = positive("rope_scaling.high_freq_factor", rope.high_freq_factor)?;
-        let context = positive(
-            "rope_scaling.original_max_position_embeddings",
-            rope.original_max_position_embeddings,
-        )?;
+        let context = positive("rope_scaling.original_max_position_embeddings", rope.original_max_position_embeddings)?;
         let base = rope.rope_theta.or(self.rope_theta).unwrap_or(10_000.0);
         let heads = self.num_attention_heads.ok_or(HubError::Missing("num_attention_heads"))?;
         let hidden = self.hidden_size.ok_or(HubError::Missing("hidden_size"))?;

@@ -3,7 +3,7 @@
 //! Invariant: a tensor kept here lies inside its part and has the bytes its sizes say (the crate checks both; offsets
 //! are compared with the file before, since the crate adds them up unchecked). The last part holds vectors made here.
 
-use std::{collections::BTreeMap, fs::File, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use kernels::{Dtype, WeightMatrix, reference::dequantize};
 use safetensors::SafeTensors;
@@ -33,13 +33,11 @@ impl Shards {
 
     /// Maps one file and takes its tensors over, under GGUF's names.
     pub(super) fn add(&mut self, path: &Path, family: Family) -> Result<(), HubError> {
-        let io = |source| HubError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only; that nobody changes the file is the condition stated at `hugging_face::open`.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        let map = Bytes::map(path).map_err(|source| HubError::Io { path: path.to_owned(), source })?;
+        let file = map.as_slice();
         let bad = |problem: String| HubError::Safetensors { path: path.to_owned(), problem };
-        offsets_inside(&map).map_err(bad)?;
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| bad(error.to_string()))?;
+        offsets_inside(file).map_err(bad)?;
+        let (header, metadata) = SafeTensors::read_metadata(file).map_err(|error| bad(error.to_string()))?;
         let start = size_of::<u64>() + header;
         let offset = family.recipe().norm_offset;
         for (theirs, info) in metadata.tensors() {
@@ -48,7 +46,7 @@ impl Shards {
             let dims = dims(&theirs, &info.shape)?;
             let (from, to) = (start + info.data_offsets.0, start + info.data_offsets.1);
             if offset != 0.0 && dims.len() == 1 && name.ends_with("norm.weight") {
-                let stored = WeightMatrix::new(dtype, [1, dims[0]], &map[from..to])
+                let stored = WeightMatrix::new(dtype, [1, dims[0]], &file[from..to])
                     .map_err(|error| HubError::Tensor { name: theirs.clone(), problem: error.to_string() })?;
                 let values = dequantize::row(&stored, 0).iter().map(|value| value + offset).collect();
                 self.made.push((name.clone(), values));
@@ -59,7 +57,7 @@ impl Shards {
                 return Err(HubError::Tensor { name: theirs, problem: "occurs twice, expected once".to_owned() });
             }
         }
-        self.parts.push(Bytes::Mapped(map));
+        self.parts.push(map);
         Ok(())
     }
 
