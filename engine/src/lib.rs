@@ -21,7 +21,7 @@
 //! | `sampler`, `token_history` | logits to tokens |
 //! | `stop`, `detokenizer` | stop strings, incremental detokenisation |
 //! | `tokenizer`, `chat_template` | text to tokens and back, from the model file |
-//! | `model/` | GGUF, weights, one file a model family |
+//! | `model/` | GGUF files and Hugging Face folders, weights, the forward pass, one file a model family |
 
 pub mod block_hash;
 pub mod block_pool;

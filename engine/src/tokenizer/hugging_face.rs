@@ -19,7 +19,7 @@ const MAX_TOKENS: usize = 4 * 1024 * 1024;
 
 /// The tokenizer of `json`; `gguf` has the ids of the tokens that end a reply.
 pub(super) fn read(json: &str, gguf: &Gguf) -> Result<Tokenizer, TokenizerError> {
-    let library = tokenizers::Tokenizer::from_bytes(json)?;
+    let library = parse(json)?;
     let mut names: Vec<String> = Vec::new();
     for (name, id) in library.get_vocab(true) {
         let id = id as usize;
@@ -59,6 +59,16 @@ pub(super) fn read(json: &str, gguf: &Gguf) -> Result<Tokenizer, TokenizerError>
         last,
         eos: eos_tokens(gguf, &names, &kinds)?,
     })
+}
+
+/// The library's own reading, which panics on some files that are JSON and no tokenizer; that is an error here.
+fn parse(json: &str) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let bad = |error: serde_json::Error| TokenizerError::Library(format!("tokenizer.json: {error}"));
+    serde_json::from_str::<serde::de::IgnoredAny>(json).map_err(bad)?;
+    let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(json));
+    let panicked =
+        |_| TokenizerError::Library("tokenizer.json is malformed, expected what `tokenizers` writes".to_owned());
+    Ok(read.map_err(panicked)??)
 }
 
 fn is_byte_level(decoder: &DecoderWrapper) -> bool {

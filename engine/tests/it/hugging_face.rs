@@ -9,7 +9,7 @@ use engine::{
         tiny::{tiny_gguf, tiny_llama_gguf},
     },
     runner::cpu::{CpuRunner, CpuRunnerOptions},
-    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
+    tokenizer::{AddSpecial, ParseSpecial, Tokenizer, TokenizerError},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -172,18 +172,8 @@ fn vocabulary(gguf: &Gguf) -> (Value, Vec<Value>) {
     )
 }
 
-/// A tokenizer of the folder that has this tokenizer.json.
-fn from_json(tokenizer: &Value) -> Tokenizer {
-    let folder = tempfile::tempdir().unwrap();
-    write(case("qwen3"), folder.path(), 1);
-    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    Tokenizer::from_gguf(&Gguf::open(folder.path()).unwrap()).unwrap()
-}
-
-/// Scenario: the vocabularies of the test models, byte-level and pieces, once from GGUF and once as tokenizer.json.
-/// Guarantees: the same ids and bytes for any text, and the same control tokens.
-#[test]
-fn a_tokenizer_json_is_its_gguf_twin() {
+/// The test models' vocabularies, byte-level and pieces, as GGUF and as tokenizer.json.
+fn twins() -> [(Gguf, Value); 2] {
     let bytes = Gguf::from_bytes(tiny_llama_gguf(1)).unwrap();
     let (vocab, added) = vocabulary(&bytes);
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true});
@@ -207,8 +197,23 @@ fn a_tokenizer_json_is_its_gguf_twin() {
         "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "fuse_unk": true, "vocab": vocab,
             "merges": ["t h", "th e", "▁ the", "i n", "a n", "an d", "▁ and", "e r"]},
     });
-    for (gguf, json) in [(&bytes, &byte_json), (&pieces, &piece_json)] {
-        let (ours, theirs) = (Tokenizer::from_gguf(gguf).unwrap(), from_json(json));
+    [(bytes, byte_json), (pieces, piece_json)]
+}
+
+/// A tokenizer of the folder that has this tokenizer.json.
+fn from_json(tokenizer: &str) -> Result<Tokenizer, TokenizerError> {
+    let folder = tempfile::tempdir().unwrap();
+    write(case("qwen3"), folder.path(), 1);
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+    Tokenizer::from_gguf(&Gguf::open(folder.path()).unwrap())
+}
+
+/// Scenario: the vocabularies of the test models, byte-level and pieces, once from GGUF and once as tokenizer.json.
+/// Guarantees: the same ids and bytes for any text, and the same control tokens.
+#[test]
+fn a_tokenizer_json_is_its_gguf_twin() {
+    for (gguf, json) in twins() {
+        let (ours, theirs) = (Tokenizer::from_gguf(&gguf).unwrap(), from_json(&json.to_string()).unwrap());
         assert_eq!(ours.vocab_size(), theirs.vocab_size());
         for id in 0..ours.vocab_size() as u32 {
             assert_eq!(ours.token_bytes(id), theirs.token_bytes(id), "token {id}");
@@ -225,6 +230,28 @@ fn a_tokenizer_json_is_its_gguf_twin() {
                 assert_eq!(want, theirs.encode(text, add, parse).unwrap(), "{text:?} {add:?} {parse:?}");
             }
         }
+    }
+}
+
+/// Scenario: a tokenizer.json with a character replaced by a digit, a quote or a bracket, or cut.
+/// Guarantees: an error or a tokenizer that encodes or says why not; never a panic.
+#[test]
+fn a_tokenizer_json_may_be_wrong() {
+    for (_, json) in twins() {
+        let text = json.to_string();
+        let places: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(11).collect();
+        let mut usable = 0;
+        for (number, at) in places.iter().enumerate() {
+            let end = at + text[*at..].chars().next().map_or(0, char::len_utf8);
+            let broken = [&text[..*at], ["7", "\"", "]"][number % 3], &text[end..]].concat();
+            if let Ok(tokenizer) = from_json(&broken) {
+                usable += 1;
+                // An error is as good as ids here.
+                let _ = tokenizer.encode("the <bos> é\n\n", AddSpecial::AsModel, ParseSpecial::Control);
+            }
+        }
+        println!("{} files, {usable} still usable", places.len());
+        assert!(usable > 0 && from_json(&text[..text.len() / 2]).is_err());
     }
 }
 
