@@ -73,6 +73,7 @@ impl Bench {
             cache_salt: 0,
             sampling_offset: 0,
             class: Some(RequestClass(class)),
+            grammar: None,
         })
     }
 }

@@ -24,7 +24,7 @@
 //! | `grammar`, `masks` | structured output: which tokens may come next |
 //! | `tool_calls/` | generated text to tool calls, and the grammar that makes it so |
 //! | `tokenizer`, `chat_template` | text to tokens and back, from the model file |
-//! | `model/` | GGUF, weights, one file a model family |
+//! | `model/` | GGUF files and Hugging Face folders, weights, the forward pass, one file a model family |
 
 pub mod block_hash;
 pub mod block_pool;

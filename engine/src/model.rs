@@ -8,6 +8,7 @@ pub mod config;
 pub mod family;
 pub mod forward;
 pub mod gguf;
+pub mod hugging_face;
 pub mod tiny;
 pub mod weights;
 
@@ -58,7 +59,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Maps and checks a GGUF file. The file must not change while the model lives.
+    /// Maps and checks a GGUF file or a Hugging Face folder. The files must not change while the model lives.
     pub fn load(path: &Path, arithmetic: Arithmetic) -> Result<Arc<Self>, ModelError> {
         Self::from_gguf(Gguf::open(path)?, arithmetic)
     }

@@ -1,18 +1,22 @@
-//! Text to token ids and back: byte-level BPE, built from a model file's metadata.
+//! Text to token ids and back: byte-level BPE, SentencePiece pieces with scores, or a tokenizer.json, from a model's
+//! metadata.
 //!
 //! The merging, the splitting by regular expression and the search for special tokens are the `tokenizers` crate's;
-//! here is how a GGUF file maps onto them. Invariant: `token_bytes` of all tokens of a text, joined, are its bytes
-//! (unless the vocabulary lacks a byte), so text can be streamed byte by byte. Cost: about 10 MB for 50 000 tokens;
+//! here is how a model file maps onto them. Invariant: `token_bytes` of all tokens of a text, joined, are its bytes
+//! (unless the vocabulary lacks a byte; with a space before them where the model wants one), so text can be streamed
+//! byte by byte. Cost: about 10 MB for 50 000 tokens;
 //! encoding is a few µs a word, with the library's bounded cache of merged words (10 000 a thread). Thread-safe: share
 //! it in an `Arc`.
 
+mod hugging_face;
 mod metadata;
+mod sentencepiece;
 
 pub(crate) use metadata::byte_alphabet;
 use metadata::{added, bpe, edge_token, eos_tokens, kinds, pre_tokenizer, token_text};
 use tokenizers::{
-    AddedVocabulary, Model as _, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizer as _,
-    PreTokenizerWrapper, models::bpe::BPE, normalizers::NFC,
+    AddedVocabulary, Model as _, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizer as _,
+    PreTokenizerWrapper, normalizers::NFC,
 };
 
 use crate::model::gguf::{Gguf, GgufError};
@@ -25,7 +29,9 @@ pub const PRE_TOKENIZERS: [&str; 5] = ["default", "gpt-2", "smollm", "qwen2", "l
 pub enum TokenizerError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("metadata key tokenizer.ggml.model is {0:?}, expected \"gpt2\" (byte-level BPE)")]
+    #[error(
+        "metadata key tokenizer.ggml.model is {0:?}, expected \"gpt2\" (byte-level BPE) or \"llama\" (SentencePiece)"
+    )]
     Model(String),
     #[error("metadata key tokenizer.ggml.pre is {name:?}, expected one of {}", PRE_TOKENIZERS.join(", "))]
     PreTokenizer { name: String },
@@ -63,6 +69,16 @@ pub enum ParseSpecial {
     Plain,
 }
 
+/// Where a model made of Hugging Face files has its tokenizer.json.
+pub(crate) const HUGGING_FACE_KEY: &str = "tokenizer.huggingface.json";
+
+/// How a GGUF file's tokens are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Vocabulary {
+    ByteLevel,
+    Pieces,
+}
+
 /// What `tokenizer.ggml.token_type` says of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -71,19 +87,21 @@ enum Kind {
     Control,
     /// Found in any text before it is split: `<tool_call>`.
     UserDefined,
+    /// One byte, for text that no piece covers: `<0x0A>`.
+    Byte,
 }
 
 /// A model's tokenizer.
 pub struct Tokenizer {
-    bpe: BPE,
+    model: ModelWrapper,
     normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: PreTokenizerWrapper,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
     /// Control and user-defined tokens; the second has the user-defined alone.
     with_control: AddedVocabulary,
     without_control: AddedVocabulary,
     tokens: Vec<TokenText>,
-    first: Option<u32>,
-    last: Option<u32>,
+    first: Vec<u32>,
+    last: Vec<u32>,
     eos: Vec<u32>,
 }
 
@@ -100,31 +118,49 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// The tokenizer of a GGUF file or Hugging Face folder.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, TokenizerError> {
-        let model = gguf.text("tokenizer.ggml.model")?;
-        if model != "gpt2" {
-            return Err(TokenizerError::Model(model.to_owned()));
+        const MODEL: &str = "tokenizer.ggml.model";
+        match (gguf.find_text(MODEL)?, gguf.find_text(HUGGING_FACE_KEY)?) {
+            (Some("gpt2"), _) => Self::from_parts(gguf, Vocabulary::ByteLevel),
+            (Some("llama"), _) => Self::from_parts(gguf, Vocabulary::Pieces),
+            (Some(other), _) => Err(TokenizerError::Model(other.to_owned())),
+            (None, Some(json)) => hugging_face::read(json, gguf),
+            (None, None) => Err(GgufError::missing(MODEL).into()),
         }
-        let pre = gguf.find_text("tokenizer.ggml.pre")?.unwrap_or("default");
+    }
+
+    fn from_parts(gguf: &Gguf, vocabulary: Vocabulary) -> Result<Self, TokenizerError> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
         let names = gguf.find_texts(TOKENS)?.ok_or_else(|| GgufError::missing(TOKENS))?;
         let kinds = kinds(gguf, names.len())?;
-        let bytes_of = byte_alphabet();
-        let tokens: Vec<TokenText> =
-            names.iter().zip(&kinds).map(|(name, kind)| token_text(name, *kind, &bytes_of)).collect();
-        let bpe = bpe(gguf, names, pre == "llama-bpe")?;
-        let normalizer = (pre == "qwen2").then_some(NormalizerWrapper::NFC(NFC));
+        let named = names.iter().zip(&kinds);
+        let (bpe, normalizer, pre_tokenizer, tokens): (_, _, _, Vec<TokenText>) = match vocabulary {
+            Vocabulary::ByteLevel => {
+                let pre = gguf.find_text("tokenizer.ggml.pre")?.unwrap_or("default");
+                let bytes_of = byte_alphabet();
+                let tokens = named.map(|(name, kind)| token_text(name, *kind, &bytes_of)).collect();
+                let normalizer = (pre == "qwen2").then_some(NormalizerWrapper::NFC(NFC));
+                (bpe(gguf, names, pre == "llama-bpe")?, normalizer, Some(pre_tokenizer(pre)?), tokens)
+            }
+            Vocabulary::Pieces => {
+                let tokens = named.map(|(name, kind)| sentencepiece::token_text(name, *kind)).collect();
+                let bpe = sentencepiece::model(gguf, names, &kinds)?;
+                (bpe, Some(sentencepiece::normalizer(gguf)?), None, tokens)
+            }
+        };
         let added = |wanted: &[Kind]| added(names, &kinds, wanted, &bpe);
+        let edge = |edge, default| edge_token(gguf, edge, (names.len(), default));
         Ok(Self {
             normalizer,
-            pre_tokenizer: pre_tokenizer(pre)?,
+            pre_tokenizer,
             with_control: added(&[Kind::Control, Kind::UserDefined])?,
             without_control: added(&[Kind::UserDefined])?,
-            first: edge_token(gguf, "bos", names.len())?,
-            last: edge_token(gguf, "eos", names.len())?,
-            eos: eos_tokens(gguf, names)?,
+            first: edge("bos", vocabulary == Vocabulary::Pieces)?,
+            last: edge("eos", false)?,
+            eos: eos_tokens(gguf, names, &kinds)?,
             tokens,
-            bpe,
+            model: ModelWrapper::BPE(bpe),
         })
     }
 
@@ -135,14 +171,16 @@ impl Tokenizer {
             ParseSpecial::Plain => &self.without_control,
         };
         let mut pieces = added.extract_and_normalize(self.normalizer.as_ref(), text);
-        self.pre_tokenizer.pre_tokenize(&mut pieces)?;
-        pieces.tokenize(|piece| self.bpe.tokenize(piece.get()))?;
-        let edge = |token: Option<u32>| token.filter(|_| add == AddSpecial::AsModel);
-        let mut ids: Vec<u32> = edge(self.first).into_iter().collect();
+        if let Some(pre_tokenizer) = &self.pre_tokenizer {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        pieces.tokenize(|piece| self.model.tokenize(piece.get()))?;
+        let edge = |tokens: &[u32]| if add == AddSpecial::AsModel { tokens.to_vec() } else { Vec::new() };
+        let mut ids = edge(&self.first);
         for (_, _, tokens) in pieces.get_splits(OffsetReferential::Original, OffsetType::None) {
             ids.extend(tokens.iter().flatten().map(|token| token.id));
         }
-        ids.extend(edge(self.last));
+        ids.extend(edge(&self.last));
         Ok(ids)
     }
 

@@ -154,6 +154,7 @@ impl PlainCache {
                         changes.push(((hash, row.instance, level), 1));
                     }
                 }
+                KvChange::Hit { .. } => {}
                 KvChange::Removed { hash, level } => {
                     if let Some(levels) = blocks.get_mut(&hash).filter(|levels| **levels & (1 << level) != 0) {
                         *levels &= !(1 << level);

@@ -215,6 +215,7 @@ impl CacheFold {
                     state.trust = CacheTrust::Degraded;
                 }
             }
+            KvChange::Hit { .. } => {}
             KvChange::Removed { hash, level } => self.remove((hash, row.instance, level), state),
             KvChange::Cleared => {
                 self.clear(row.instance, state);

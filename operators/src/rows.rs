@@ -41,6 +41,8 @@ pub struct LoadRow {
 pub enum KvChange {
     /// The block is now held at `level`; `tokens` is its length.
     Stored { hash: u64, parent: Option<u64>, level: u8, tokens: u32 },
+    /// A sequence reuses the block and those before it: `tokens` tokens in all. Changes no content.
+    Hit { hash: u64, level: u8, tokens: u32 },
     /// The block is no longer held at `level`.
     Removed { hash: u64, level: u8 },
     /// The instance holds nothing any more.
@@ -145,6 +147,10 @@ impl KvRow {
         within(Field::Seq, self.seq, 1..=u64::MAX - 1)?;
         match self.event {
             KvChange::Stored { level, tokens, .. } => {
+                within(Field::Level, level.into(), 0..=u64::from(LEVELS) - 1)?;
+                within(Field::Tokens, tokens.into(), 1..=MAX_TOKENS)
+            }
+            KvChange::Hit { level, tokens, .. } => {
                 within(Field::Level, level.into(), 0..=u64::from(LEVELS) - 1)?;
                 within(Field::Tokens, tokens.into(), 1..=MAX_TOKENS)
             }

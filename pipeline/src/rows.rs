@@ -74,7 +74,7 @@ pub struct DecisionRow {
 }
 row!(DecisionRow => Decisions);
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineStepRow {
     pub at: Micros,
     pub instance: u32,
@@ -93,6 +93,13 @@ pub struct EngineStepRow {
     pub blocks_used: u32,
     pub blocks_cached: u32,
     pub blocks_total: u32,
+    pub proposed_tokens: u32,
+    pub accepted_tokens: u32,
+    pub swapped: u32,
+    pub swapped_out_blocks: u32,
+    pub swapped_in_blocks: u32,
+    pub copied_blocks: u32,
+    pub l2_blocks_used: u32,
 }
 row!(EngineStepRow => EngineSteps);
 

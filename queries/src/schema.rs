@@ -188,7 +188,7 @@ fn engine_steps() -> Vec<Field> {
         number("step", DataType::UInt64, "", "number of the step in this incarnation, from 1"),
         number("step_us", DataType::Int64, "us", "duration of the step"),
         number("prefill_tokens", DataType::UInt32, "tokens", "prompt tokens computed"),
-        number("decode_tokens", DataType::UInt32, "tokens", "sequences advanced by one token"),
+        number("decode_tokens", DataType::UInt32, "tokens", "sequences that generated"),
         number("running", DataType::UInt32, "sequences", "running after the step"),
         number("waiting", DataType::UInt32, "sequences", "waiting after the step"),
         number("preempted", DataType::UInt32, "sequences", "preempted in the step"),
@@ -209,6 +209,18 @@ fn engine_steps() -> Vec<Field> {
         number("blocks_used", DataType::UInt32, "blocks", "held by sequences"),
         number("blocks_cached", DataType::UInt32, "blocks", "kept only for reuse"),
         number("blocks_total", DataType::UInt32, "blocks", "in the pool"),
+        number("proposed_tokens", DataType::UInt32, "tokens", "guessed tokens that were verified (speculation)"),
+        number(
+            "accepted_tokens",
+            DataType::UInt32,
+            "tokens",
+            "guessed tokens that were right: generated beside those of decode_tokens",
+        ),
+        number("swapped", DataType::UInt32, "sequences", "of those preempted, moved to L2; the others are recomputed"),
+        number("swapped_out_blocks", DataType::UInt32, "blocks", "copied to L2"),
+        number("swapped_in_blocks", DataType::UInt32, "blocks", "copied back from L2"),
+        number("copied_blocks", DataType::UInt32, "blocks", "copied within L1 to reuse a part of a block"),
+        number("l2_blocks_used", DataType::UInt32, "blocks", "in use in L2"),
     ]
 }
 
@@ -218,7 +230,7 @@ fn kv_events() -> Vec<Field> {
         number("instance", DataType::UInt32, "", "instance"),
         number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
         number("seq", DataType::UInt64, "", "order within the incarnation, from 1, without gaps"),
-        text("event", "stored, removed or cleared"),
+        text("event", "stored, hit, removed or cleared"),
         optional(number("block_hash", DataType::UInt64, "", "chained XXH3-64 of the block, seed 1337")),
         optional(number("parent_hash", DataType::UInt64, "", "hash of the block before it")),
         optional(text("level", "L1 (device) or L2 (host)")),

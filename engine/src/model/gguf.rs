@@ -1,4 +1,5 @@
-//! GGUF files, versions 2 and 3: metadata and a table of tensors over mapped bytes.
+//! GGUF files, versions 2 and 3: metadata and a table of tensors over mapped bytes. Hugging Face folders are read in the
+//! same terms (`hugging_face.rs`).
 //!
 //! Invariant: once a [`Gguf`] exists, every tensor lies inside the data, has a known type and a whole number of blocks
 //! a row. All arithmetic on numbers from the file is checked. Cost: metadata is copied (a few MB for a large
@@ -59,6 +60,14 @@ pub(in crate::model) enum Bytes {
 }
 
 impl Bytes {
+    /// Maps a file, which must not change while it is mapped.
+    pub(in crate::model) fn map(path: &Path) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        // SAFETY: the map is read-only; that nobody changes the file is the condition stated in the module's header.
+        let map = unsafe { memmap2::Mmap::map(&file) }?;
+        Ok(Self::Mapped { map, file })
+    }
+
     pub(in crate::model) fn as_slice(&self) -> &[u8] {
         match self {
             Bytes::Mapped { map, .. } => map,
@@ -94,18 +103,26 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Maps and parses a file.
+    /// Maps and parses a file, or reads a Hugging Face folder in GGUF's terms.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let io = |source| GgufError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only; that nobody changes the file is the condition stated in the module's header.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Self::parse(Bytes::Mapped { map, file })
+        if path.is_dir() {
+            return Ok(super::hugging_face::open(path)?);
+        }
+        Self::parse(Bytes::map(path).map_err(|source| GgufError::Io { path: path.to_owned(), source })?)
     }
 
     /// Parses a file that is in memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
         Self::parse(Bytes::Owned(bytes))
+    }
+
+    /// What a reader of another format found, in GGUF's terms; every tensor lies inside its part.
+    pub(in crate::model) fn from_parts(
+        metadata: BTreeMap<String, Value>,
+        tensors: BTreeMap<String, TensorInfo>,
+        (parts, row_order): (Vec<Bytes>, RowOrder),
+    ) -> Self {
+        Self { version: 3, metadata, tensors, parts, row_order }
     }
 
     fn parse(bytes: Bytes) -> Result<Self, GgufError> {
@@ -241,6 +258,14 @@ impl Gguf {
     pub fn find_ints(&self, key: &str) -> Result<Option<&[i64]>, GgufError> {
         self.typed(key, "an array of whole numbers", |value| match value {
             Value::Ints(ints) => Some(ints.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// An array of numbers, if the key is there.
+    pub fn find_floats(&self, key: &str) -> Result<Option<&[f64]>, GgufError> {
+        self.typed(key, "an array of numbers", |value| match value {
+            Value::Floats(numbers) => Some(numbers.as_slice()),
             _ => None,
         })
     }

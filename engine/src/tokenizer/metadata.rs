@@ -70,8 +70,10 @@ pub(super) fn kinds(gguf: &Gguf, tokens: usize) -> Result<Vec<Kind>, TokenizerEr
     Ok(types
         .iter()
         .map(|kind| match kind {
-            3 => Kind::Control,
+            // The second is the unknown token: like a control token it is never shown and not found in plain text.
+            3 | 2 => Kind::Control,
             4 => Kind::UserDefined,
+            6 => Kind::Byte,
             _ => Kind::Text,
         })
         .collect())
@@ -103,23 +105,22 @@ fn find_token(gguf: &Gguf, key: String, vocab: usize) -> Result<Option<u32>, Tok
     }
 }
 
-/// The token to put at an edge of a text, if the file asks for it.
-pub(super) fn edge_token(gguf: &Gguf, edge: &str, vocab: usize) -> Result<Option<u32>, TokenizerError> {
+/// The token to put at an edge of a text, if the file asks for it; a file that says nothing gets the default.
+pub(super) fn edge_token(gguf: &Gguf, edge: &str, (vocab, default): (usize, bool)) -> Result<Vec<u32>, TokenizerError> {
     let token = find_token(gguf, format!("tokenizer.ggml.{edge}_token_id"), vocab)?;
-    let wanted = gguf.find_flag(&format!("tokenizer.ggml.add_{edge}_token"))?.unwrap_or(false);
-    Ok(token.filter(|_| wanted))
+    let wanted = gguf.find_flag(&format!("tokenizer.ggml.add_{edge}_token"))?.unwrap_or(default);
+    Ok(token.filter(|_| wanted).into_iter().collect())
 }
 
 /// The file's end-of-sequence and end-of-turn tokens, and the well-known names of such among its control tokens.
-pub(super) fn eos_tokens(gguf: &Gguf, names: &[String]) -> Result<Vec<u32>, TokenizerError> {
-    const ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>"];
+pub(super) fn eos_tokens(gguf: &Gguf, names: &[String], kinds: &[Kind]) -> Result<Vec<u32>, TokenizerError> {
+    const ENDS: [&str; 5] = ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"];
     let mut tokens = Vec::new();
     for key in ["eos", "eot", "eom"] {
         tokens.extend(find_token(gguf, format!("tokenizer.ggml.{key}_token_id"), names.len())?);
     }
-    let types = gguf.find_ints("tokenizer.ggml.token_type")?.unwrap_or(&[]);
-    for ((name, kind), id) in names.iter().zip(types).zip(0u32..) {
-        if *kind == 3 && ENDS.contains(&name.as_str()) && !tokens.contains(&id) {
+    for ((name, kind), id) in names.iter().zip(kinds).zip(0u32..) {
+        if *kind == Kind::Control && ENDS.contains(&name.as_str()) && !tokens.contains(&id) {
             tokens.push(id);
         }
     }
@@ -138,7 +139,7 @@ pub(crate) fn byte_alphabet() -> HashMap<char, u8> {
 pub(super) fn token_text(name: &str, kind: Kind, bytes_of: &HashMap<char, u8>) -> TokenText {
     let mapped: Option<Vec<u8>> = match kind {
         Kind::Text => name.chars().map(|character| bytes_of.get(&character).copied()).collect(),
-        Kind::Control | Kind::UserDefined => None,
+        Kind::Control | Kind::UserDefined | Kind::Byte => None,
     };
     // A token with characters outside the alphabet stands for its own text.
     TokenText { bytes: mapped.unwrap_or_else(|| name.as_bytes().to_vec()), kind }

@@ -12,6 +12,7 @@ mod fairness;
 mod gguf_fuzz;
 mod golden;
 mod golden_gemma;
+mod hugging_face;
 mod lanes;
 mod lifecycle;
 mod limits;

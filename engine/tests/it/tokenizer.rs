@@ -4,13 +4,16 @@ use std::sync::LazyLock;
 
 use engine::{
     chat_template::{AddGenerationPrompt, ChatMessage, ChatTemplate},
-    model::{Gguf, tiny::tiny_llama_gguf},
+    model::{
+        Family, Gguf,
+        tiny::{tiny_gguf, tiny_llama_gguf},
+    },
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use crate::data::{shared, smollm2};
+use crate::data::{gemma3, shared, smollm2};
 
 #[derive(Deserialize)]
 struct Recorded {
@@ -89,22 +92,94 @@ fn the_models_template_gives_the_recorded_prompts() {
     assert_eq!(chats, 3);
 }
 
+#[derive(Deserialize)]
+struct Gemma {
+    prompts: Vec<Prompt>,
+    texts: Vec<GemmaText>,
+}
+
+#[derive(Deserialize)]
+struct GemmaText {
+    text: String,
+    parsed: Vec<u32>,
+    plain: Vec<u32>,
+}
+
+/// Scenario: SentencePiece: prompts of up to 900 tokens, unicode, runs of blanks and signs, special tokens, bytes that no
+/// piece covers.
+/// Guarantees: llama.cpp's ids, and bytes that join to the text.
+#[test]
+fn gemmas_ids_are_those_of_llama_cpp() {
+    let Some(model) = gemma3() else { return };
+    let golden: Gemma = serde_json::from_str(include_str!("../fixtures/gemma3_270m.json")).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&model).unwrap()).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 262_144);
+    assert_eq!(tokenizer.eos_tokens(), [1, 106]);
+    for Prompt { name, text, prompt_ids } in &golden.prompts {
+        let ids = tokenizer.encode(text, AddSpecial::AsModel, ParseSpecial::Plain).unwrap();
+        assert_eq!(&ids, prompt_ids, "{name}");
+    }
+    let mut wrong = Vec::new();
+    for GemmaText { text, parsed, plain } in &golden.texts {
+        let with = tokenizer.encode(text, AddSpecial::AsModel, ParseSpecial::Control).unwrap();
+        let without = tokenizer.encode(text, AddSpecial::Never, ParseSpecial::Plain).unwrap();
+        if (&with, &without) != (parsed, plain) {
+            wrong.push(format!("{text:?}: {with:?} {without:?}, expected {parsed:?} {plain:?}"));
+        }
+        let bytes: Vec<u8> = without.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied().collect();
+        // A `▁` in a text is a space to SentencePiece.
+        assert_eq!(String::from_utf8_lossy(&bytes), text.replace('▁', " "));
+    }
+    assert!(wrong.is_empty(), "{} of {}: {wrong:#?}", wrong.len(), golden.texts.len());
+}
+
 fn tiny() -> Tokenizer {
     Tokenizer::from_gguf(&Gguf::from_bytes(tiny_llama_gguf(1)).unwrap()).unwrap()
+}
+
+fn tiny_pieces() -> Tokenizer {
+    Tokenizer::from_gguf(&Gguf::from_bytes(tiny_gguf(Family::Gemma3, 1)).unwrap()).unwrap()
+}
+
+/// Scenario: the SentencePiece test model, with and without a prefix space.
+/// Guarantees: best score first, bytes where no piece fits, control tokens only where parsed, `<bos>` by default.
+#[test]
+fn pieces_are_merged_best_first() {
+    let tokenizer = tiny_pieces();
+    let plain = |text: &str| tokenizer.encode(text, AddSpecial::Never, ParseSpecial::Plain).unwrap();
+    let show = |ids: &[u32]| ids.iter().map(|id| tokenizer.decode(&[*id])).collect::<Vec<_>>();
+    assert_eq!(show(&plain("the other and")), ["the", " ", "o", "the", "r", " and"]);
+    assert_eq!(show(&plain("日\n\n\n")), ["日", "\n\n", "\n"]);
+    assert_eq!(plain("z\u{e8}"), [7 + 0x7a, 7 + 0xc3, 7 + 0xa8]);
+    let parsed = tokenizer.encode("t<end_of_turn>", AddSpecial::AsModel, ParseSpecial::Control).unwrap();
+    assert_eq!((parsed[0], parsed[2], parsed.len()), (2, 5, 3));
+    assert_eq!(tokenizer.eos_tokens(), [1, 5]);
+    assert!(plain("<end_of_turn>").iter().all(|id| !tokenizer.is_special(*id)));
+
+    // The same file without the key: a space goes before each run of text.
+    let (file, key) = (tiny_gguf(Family::Gemma3, 1), b"tokenizer.ggml.add_space_prefix");
+    let at = file.windows(key.len()).position(|window| window == key).unwrap();
+    let mut other = file.clone();
+    other[at] = b'T';
+    let tokenizer = Tokenizer::from_gguf(&Gguf::from_bytes(other).unwrap()).unwrap();
+    let ids = tokenizer.encode("the<bos>and", AddSpecial::Never, ParseSpecial::Control).unwrap();
+    assert_eq!(ids.iter().map(|id| tokenizer.decode(&[*id])).collect::<Vec<_>>(), [" the", "<bos>", " and"]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Scenario: any text through the test model's tokenizer, which has every byte.
+    /// Scenario: any text through the test models' tokenizers, which have every byte.
     /// Guarantees: the bytes of its tokens are the text.
     #[test]
     fn any_text_comes_back(text in "(\\PC|\\s){0,60}") {
-        static TINY: LazyLock<Tokenizer> = LazyLock::new(tiny);
-        let tokenizer = &*TINY;
-        let ids = tokenizer.encode(&text, AddSpecial::Never, ParseSpecial::Plain).unwrap();
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied().collect();
-        prop_assert_eq!(bytes, text.as_bytes());
+        static TINY: LazyLock<[Tokenizer; 2]> = LazyLock::new(|| [tiny(), tiny_pieces()]);
+        let text = text.replace('▁', " ");
+        for tokenizer in &*TINY {
+            let ids = tokenizer.encode(&text, AddSpecial::Never, ParseSpecial::Plain).unwrap();
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied().collect();
+            prop_assert_eq!(bytes, text.as_bytes());
+        }
     }
 }
 

@@ -52,7 +52,7 @@ unsafe fn swiglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
 #[inline(always)]
 unsafe fn geglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
     /// `2 * sqrt(2 / pi)`.
-    const TWICE_ROOT: f32 = 1.595_769_1;
+    const TWICE_ROOT: f32 = 1.595_769;
     const CUBIC: f32 = 0.044_715;
     // SAFETY: the caller's promise.
     unsafe {

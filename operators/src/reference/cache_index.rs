@@ -46,6 +46,7 @@ impl SlowCacheIndex {
                     KvChange::Stored { hash, level, .. } => {
                         blocks.insert((hash, *instance, level));
                     }
+                    KvChange::Hit { .. } => {}
                     KvChange::Removed { hash, level } => {
                         blocks.remove(&(hash, *instance, level));
                     }

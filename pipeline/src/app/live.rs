@@ -108,7 +108,7 @@ impl Figures {
             Topic::EngineSteps => {
                 for row in rows_of::<EngineStepRow>(&published.batch).unwrap_or_default() {
                     let second = self.second(row.at);
-                    second.decode_tokens += u64::from(row.decode_tokens);
+                    second.decode_tokens += u64::from(row.decode_tokens) + u64::from(row.accepted_tokens);
                     second.prefill_tokens += u64::from(row.prefill_tokens);
                     second.cached_tokens += u64::from(row.cached_tokens);
                     second.prompt_tokens += u64::from(row.scheduled_prompt_tokens);

@@ -169,6 +169,7 @@ fn kv(row: &KvEventRow) -> KvRow {
     let hash = row.block_hash.unwrap_or(0);
     let event = match row.event.as_str() {
         "stored" => KvChange::Stored { hash, parent: row.parent_hash, level, tokens: row.tokens.unwrap_or(0) },
+        "hit" => KvChange::Hit { hash, level, tokens: row.tokens.unwrap_or(0) },
         "removed" => KvChange::Removed { hash, level },
         "cleared" => KvChange::Cleared,
         _ => KvChange::Removed { hash, level: u8::MAX },

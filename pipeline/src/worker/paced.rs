@@ -51,6 +51,18 @@ impl<R: ModelRunner> ModelRunner for Paced<R> {
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
         self.inner.copy_blocks(pairs)
     }
+
+    fn provide_l2(&mut self, blocks: usize) -> Result<(), RunnerError> {
+        self.inner.provide_l2(blocks)
+    }
+
+    fn swap_out(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        self.inner.swap_out(pairs)
+    }
+
+    fn swap_in(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {
+        self.inner.swap_in(pairs)
+    }
 }
 
 /// Texts of a simulated model's tokens: token 17 is " t17".

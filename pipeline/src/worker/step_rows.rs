@@ -59,6 +59,12 @@ impl<O: RowOutlet> StepRows<O> {
                 row.level = Some(level_name(level).into());
                 row.tokens = Some(tokens);
             }
+            KvEvent::Hit { hash, level, tokens } => {
+                row.event = "hit".into();
+                row.block_hash = Some(hash.0);
+                row.level = Some(level_name(level).into());
+                row.tokens = Some(tokens);
+            }
             KvEvent::Removed { hash, level } => {
                 row.event = "removed".into();
                 row.block_hash = Some(hash.0);
@@ -94,6 +100,13 @@ impl<O: RowOutlet> StepSink for StepRows<O> {
             blocks_used: stats.blocks_used,
             blocks_cached: stats.blocks_cached,
             blocks_total: stats.blocks_total,
+            proposed_tokens: stats.proposed_tokens,
+            accepted_tokens: stats.accepted_tokens,
+            swapped: stats.swapped,
+            swapped_out_blocks: stats.swapped_out_blocks,
+            swapped_in_blocks: stats.swapped_in_blocks,
+            copied_blocks: stats.copied_blocks,
+            l2_blocks_used: stats.l2_blocks_used,
         });
     }
 }

@@ -5,9 +5,5 @@ use kernels::ops::rope::RopeStyle;
 
 use super::{COMMON, Recipe};
 
-pub(super) const RECIPE: Recipe = Recipe {
-    architecture: "llama",
-    model_types: &["llama", "mistral", "smollm"],
-    gguf_rope: RopeStyle::Interleaved,
-    ..COMMON
-};
+pub(super) const RECIPE: Recipe =
+    Recipe { architecture: "llama", model_types: &["llama", "mistral"], gguf_rope: RopeStyle::Interleaved, ..COMMON };

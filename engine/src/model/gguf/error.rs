@@ -26,6 +26,8 @@ pub enum GgufError {
     Missing { key: String },
     #[error("metadata key {key} is {value}, expected {expected}")]
     BadValue { key: String, value: String, expected: String },
+    #[error(transparent)]
+    HuggingFace(#[from] crate::model::hugging_face::HubError),
     #[error("tensor {name}: {what} is {value}, expected {expected}")]
     Tensor { name: String, what: String, value: String, expected: String },
 }

@@ -101,6 +101,7 @@ fn every_row_fits_its_schema() {
         blocks_used: 10,
         blocks_cached: 11,
         blocks_total: 12,
+        ..EngineStepRow::default()
     };
     let stored = KvEventRow {
         at: super::NOW,

@@ -102,6 +102,7 @@ fn step(number: u64) -> EngineStepRow {
         blocks_used: 1,
         blocks_cached: 0,
         blocks_total: 64,
+        ..EngineStepRow::default()
     }
 }
 

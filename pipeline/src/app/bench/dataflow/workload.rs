@@ -117,6 +117,7 @@ fn step_row(worker: &mut WorkerCounts, instance: u64, at: i64) -> EngineStepRow 
         blocks_used: running * 32,
         blocks_cached: 0,
         blocks_total: 4096,
+        ..EngineStepRow::default()
     }
 }
 
