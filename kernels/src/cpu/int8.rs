@@ -33,6 +33,8 @@ use tile::{Sums, Tokens};
 const DIRECT_TOKENS: usize = 8;
 /// Blocks decoded at a time.
 const CHUNK_BLOCKS: usize = 24;
+/// Tokens in the widest register tile of any instruction set.
+const LARGEST_TILE: usize = 8;
 /// Quantised activations that a thread goes through at a time.
 const TOKEN_BYTES: usize = 160 * 1024;
 
@@ -118,61 +120,59 @@ struct Piece {
     count: usize,
 }
 
-/// Runs a task with the vectors of `S`.
-///
-/// # Safety
-/// As for [`Lanes`]; the task's groups exist, `x` and `out` have the sizes named.
-#[inline(always)]
-pub(crate) unsafe fn run<S: Lanes>(_: S, task: &GroupTask<'_>) {
-    // SAFETY: the caller's promise; each layout is read by its own type.
-    unsafe {
-        match task.weight.dtype() {
-            Dtype::Q4_0 => groups::<S, Flat<4, 8>, 4, 1>(task),
-            Dtype::Q4_1 => groups::<S, Flat<4, 0>, 4, 1>(task),
-            Dtype::Q5_0 => groups::<S, Flat<5, 16>, 5, 1>(task),
-            Dtype::Q5_1 => groups::<S, Flat<5, 0>, 5, 1>(task),
-            Dtype::Q8_0 => groups::<S, Flat<8, 128>, 8, 1>(task),
-            Dtype::Q4K => groups::<S, ScaledTwice<4>, 4, 1>(task),
-            Dtype::Q6K => groups::<S, Sixteenths, 6, 2>(task),
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("invariant: a packed matrix has a packed layout"),
-        }
-    }
+/// A piece against some tokens.
+struct Strip<'a> {
+    task: &'a GroupTask<'a>,
+    piece: Piece,
+    tokens: Range<usize>,
 }
 
+/// Blocks to decode into a scratch.
+#[derive(Clone, Copy)]
+struct Fill {
+    group: *const u8,
+    first: usize,
+    count: usize,
+    to: *mut u8,
+}
+
+/// Runs a task with the bodies of `isa`, a set that [`body_set`] gave.
+///
 /// # Safety
-/// As for [`run`]; the matrix has layout `L`, of `BITS` bits and `PARTS` parts.
-#[inline(always)]
-unsafe fn groups<S: Lanes, L: Layout, const BITS: usize, const PARTS: usize>(task: &GroupTask<'_>) {
+/// The CPU has `isa`; the task's groups exist, `x` and `out` have the sizes named.
+pub(crate) unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
     let blocks = task.weight.cols() / BLOCK;
     let tokens = task.x.len() / blocks;
-    let chunk = (TOKEN_BYTES / (blocks * BLOCK_BYTES)).max(1).next_multiple_of(S::TILE);
-    let direct = BITS == 8 || tokens <= DIRECT_TOKENS;
+    let chunk = (TOKEN_BYTES / (blocks * BLOCK_BYTES)).max(1).next_multiple_of(LARGEST_TILE);
+    let dtype = task.weight.dtype();
+    let direct = task.weight.bits() == 8 || tokens <= DIRECT_TOKENS;
     let mut scratch = if direct { AlignedBytes::default() } else { SCRATCH.take() };
     if !direct && scratch.bytes().is_empty() {
         // Room for the layout with most bytes, so that one scratch serves all.
         scratch = AlignedBytes::zeroed(CHUNK_BLOCKS * Unpacked::<6, 2>::BLOCK_BYTES);
     }
-    let room = scratch.bytes_mut().as_mut_ptr();
+    let to = scratch.bytes_mut().as_mut_ptr();
     for from in (0..tokens).step_by(chunk) {
-        let range = from..(from + chunk).min(tokens);
+        let tokens = from..(from + chunk).min(tokens);
         for group in task.groups.clone() {
             let weights = task.weight.group(group).as_ptr();
             if direct {
                 let piece = Piece { group, weights, first: 0, count: blocks };
                 // SAFETY: the caller's promise.
-                unsafe { strip::<S, L>(task, piece, range.clone()) };
+                unsafe { as_packed(isa, dtype, &Strip { task, piece, tokens: tokens.clone() }) };
                 continue;
             }
             for first in (0..blocks).step_by(CHUNK_BLOCKS) {
                 let count = CHUNK_BLOCKS.min(blocks - first);
+                let piece = Piece { group, weights: to, first, count };
                 // SAFETY: the scratch has room for `CHUNK_BLOCKS` blocks of any layout.
                 unsafe {
-                    for block in 0..count {
-                        let to = room.add(block * Unpacked::<BITS, PARTS>::BLOCK_BYTES);
-                        Unpacked::<BITS, PARTS>::fill::<S, L>(to, L::spot(weights, first + block));
-                    }
-                    let piece = Piece { group, weights: room, first, count };
-                    strip::<S, Unpacked<BITS, PARTS>>(task, piece, range.clone());
+                    decoded(
+                        isa,
+                        dtype,
+                        Fill { group: weights, first, count, to },
+                        &Strip { task, piece, tokens: tokens.clone() },
+                    );
                 }
             }
         }
@@ -182,13 +182,66 @@ unsafe fn groups<S: Lanes, L: Layout, const BITS: usize, const PARTS: usize>(tas
     }
 }
 
+/// Multiplies a piece that is still packed. Each layout is a function of its own: together they would be one that the
+/// compiler takes minutes over.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn as_packed(isa: Isa, dtype: Dtype, args: &Strip<'_>) {
+    match dtype {
+        Dtype::Q4_0 => for_body_set!(isa, strip::<_, Flat<4, 8>>, args, &Strip<'_>),
+        Dtype::Q4_1 => for_body_set!(isa, strip::<_, Flat<4, 0>>, args, &Strip<'_>),
+        Dtype::Q5_0 => for_body_set!(isa, strip::<_, Flat<5, 16>>, args, &Strip<'_>),
+        Dtype::Q5_1 => for_body_set!(isa, strip::<_, Flat<5, 0>>, args, &Strip<'_>),
+        Dtype::Q8_0 => for_body_set!(isa, strip::<_, Flat<8, 128>>, args, &Strip<'_>),
+        Dtype::Q4K => for_body_set!(isa, strip::<_, ScaledTwice<4>>, args, &Strip<'_>),
+        Dtype::Q6K => for_body_set!(isa, strip::<_, Sixteenths>, args, &Strip<'_>),
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("invariant: a packed matrix has a packed layout"),
+    }
+}
+
+/// Decodes a piece and multiplies it.
+///
+/// # Safety
+/// As for [`run`]; the scratch has room.
+unsafe fn decoded(isa: Isa, dtype: Dtype, from: Fill, args: &Strip<'_>) {
+    match dtype {
+        Dtype::Q4_0 => for_body_set!(isa, fill::<_, Flat<4, 8>, 4, 1>, from, Fill),
+        Dtype::Q4_1 => for_body_set!(isa, fill::<_, Flat<4, 0>, 4, 1>, from, Fill),
+        Dtype::Q5_0 => for_body_set!(isa, fill::<_, Flat<5, 16>, 5, 1>, from, Fill),
+        Dtype::Q5_1 => for_body_set!(isa, fill::<_, Flat<5, 0>, 5, 1>, from, Fill),
+        Dtype::Q4K => for_body_set!(isa, fill::<_, ScaledTwice<4>, 4, 1>, from, Fill),
+        Dtype::Q6K => for_body_set!(isa, fill::<_, Sixteenths, 6, 2>, from, Fill),
+        Dtype::Q8_0 | Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("invariant: 4 to 6 bits"),
+    }
+    match args.task.weight.bits() {
+        4 => for_body_set!(isa, strip::<_, Unpacked<4, 1>>, args, &Strip<'_>),
+        5 => for_body_set!(isa, strip::<_, Unpacked<5, 1>>, args, &Strip<'_>),
+        _ => for_body_set!(isa, strip::<_, Unpacked<6, 2>>, args, &Strip<'_>),
+    }
+}
+
+/// # Safety
+/// As for [`Lanes`]; the scratch has room, the group has layout `L` of `BITS` bits and `PARTS` parts.
+#[inline(always)]
+unsafe fn fill<S: Lanes, L: Layout, const BITS: usize, const PARTS: usize>(_: S, args: Fill) {
+    for block in 0..args.count {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = args.to.add(block * Unpacked::<BITS, PARTS>::BLOCK_BYTES);
+            Unpacked::<BITS, PARTS>::fill::<S, L>(to, L::spot(args.group, args.first + block));
+        }
+    }
+}
+
 /// A piece of a group against some tokens.
 ///
 /// # Safety
 /// As for [`run`]; the piece is of layout `L`.
 #[inline(always)]
-unsafe fn strip<S: Lanes, L: Layout>(task: &GroupTask<'_>, piece: Piece, tokens: Range<usize>) {
-    let Range { start: mut token, end } = tokens;
+unsafe fn strip<S: Lanes, L: Layout>(_: S, args: &Strip<'_>) {
+    let Range { start: mut token, end } = args.tokens;
+    let (task, piece) = (args.task, args.piece);
     // SAFETY: the caller's promise; each call takes tokens below `end`.
     unsafe {
         while S::TILE >= 8 && token + 8 <= end {

@@ -71,7 +71,8 @@ pub fn matmul(device: &Device, x: Rows<'_>, products: &mut [Product<'_>]) -> Res
     let (isa, body_set) = (device.isa(), int8::body_set(device.isa()));
     device.parallel(tasks.len(), &|index| match &tasks[index] {
         Task::Stored(task) => for_isa!(isa, matmul::run, task, &RowTask<'_>),
-        Task::Packed(task) => for_body_set!(body_set, int8::run, task, &GroupTask<'_>),
+        // SAFETY: `body_set` is one of this CPU's; shapes were checked above, and tasks have disjoint groups.
+        Task::Packed(task) => unsafe { int8::run(body_set, task) },
     });
     drop(tasks);
     ACTIVATIONS.set(quantised);

@@ -5,7 +5,7 @@
 
 mod attention;
 mod data;
-mod layouts;
 mod int8;
+mod layouts;
 mod matmul;
 mod rows;

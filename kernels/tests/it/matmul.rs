@@ -79,8 +79,10 @@ fn products_share_a_launch_and_wrong_shapes_are_refused() {
     let x = Rows::new(&values, 64).unwrap();
     let device = Device::new(2);
     let (mut out_a, mut out_b) = (vec![0.0; 5 * 48], vec![0.0; 5 * 16]);
-    let mut products =
-        [Product { weight: a.into(), bias: None, out: &mut out_a }, Product { weight: b.into(), bias: None, out: &mut out_b }];
+    let mut products = [
+        Product { weight: a.into(), bias: None, out: &mut out_a },
+        Product { weight: b.into(), bias: None, out: &mut out_b },
+    ];
     matmul(&device, x, &mut products).unwrap();
     assert_eq!(out_a, product(&device, x, a, None));
     assert_eq!(out_b, product(&device, x, b, None));

@@ -75,8 +75,7 @@ unsafe fn values<S: Lanes, const BITS: usize>(from: *const u8, step: usize, lane
 pub(crate) struct Flat<const BITS: usize, const ZERO: usize>;
 
 impl<const BITS: usize, const ZERO: usize> Flat<BITS, ZERO> {
-    const GEOMETRY: Geometry =
-        Geometry { blocks: 1, head: if ZERO == 0 { 2 * HALVES } else { HALVES }, bits: BITS };
+    const GEOMETRY: Geometry = Geometry { blocks: 1, head: if ZERO == 0 { 2 * HALVES } else { HALVES }, bits: BITS };
 }
 
 impl<const BITS: usize, const ZERO: usize> Layout for Flat<BITS, ZERO> {

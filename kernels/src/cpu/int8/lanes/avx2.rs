@@ -4,10 +4,45 @@
 //! pairs of 5 bits 31744; two of 6 bits 32256; all below 32768. Bytes are split into two nibbles, each with sums of its
 //! own, put together as `16 · high + low` in 32 bits.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use super::Lanes;
 use crate::cpu::simd::avx2::Avx2;
+
+/// Keeps four vectors in registers at this point.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn hold4(v: &mut [__m256i; 4]) {
+    // SAFETY: the text is a comment; it reads and changes nothing.
+    unsafe {
+        asm!(
+            "/* {0} {1} {2} {3} */",
+            inout(ymm_reg) v[0], inout(ymm_reg) v[1], inout(ymm_reg) v[2], inout(ymm_reg) v[3],
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+}
+
+/// Keeps eight vectors in registers at this point.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn hold8(v: &mut [__m256i; 8]) {
+    // SAFETY: the text is a comment; it reads and changes nothing.
+    unsafe {
+        asm!(
+            "/* {0} {1} {2} {3} {4} {5} {6} {7} */",
+            inout(ymm_reg) v[0], inout(ymm_reg) v[1], inout(ymm_reg) v[2], inout(ymm_reg) v[3],
+            inout(ymm_reg) v[4], inout(ymm_reg) v[5], inout(ymm_reg) v[6], inout(ymm_reg) v[7],
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+}
 
 impl Lanes for Avx2 {
     const NARROW: usize = 2;
@@ -76,6 +111,17 @@ impl Lanes for Avx2 {
         unsafe { _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, x)) }
     }
     #[inline(always)]
+    unsafe fn hold(sums: &mut [Self::Sum]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Ok(eight) = sums.try_into() {
+                hold8(eight);
+            } else if let Ok(four) = sums.try_into() {
+                hold4(four);
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn sum_end(sum: Self::Sum) -> Self::Ints {
         // SAFETY: the caller's promise.
         unsafe { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) }
@@ -92,6 +138,11 @@ impl Lanes for Avx2 {
             let (low, high) = (Self::and(weights, 15), Self::and(Self::shift(weights, 4), 15));
             [Self::sum_step(sum[0], low, x), Self::sum_step(sum[1], high, x)]
         }
+    }
+    #[inline(always)]
+    unsafe fn hold_wide(sums: &mut [Self::Wide]) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::hold(sums.as_flattened_mut()) }
     }
     #[inline(always)]
     unsafe fn wide_end(sum: Self::Wide) -> Self::Ints {
