@@ -1,6 +1,6 @@
 //! `out = x · wᵀ` with activations of int8 and packed weights.
 //!
-//! * few tokens (up to [`DIRECT_TOKENS`]), or weights of eight bits: read as packed, unpacked in registers;
+//! * few tokens (up to [`DIRECT_TOKENS`]), or weights read as bytes (Q8_0, IQ4_NL): read as packed, unpacked in registers;
 //! * more tokens: [`CHUNK_BLOCKS`] blocks of a group are decoded into a scratch of 15 to 19 KiB that stays in the
 //!   first-level cache, then multiplied with a chunk of tokens that stays in the second-level one.
 //!
@@ -26,7 +26,7 @@ mod tile;
 
 use activations::{ActivationBlock, BLOCK_BYTES};
 use lanes::Lanes;
-use layouts::{Flat, Layout, ScaledTwice, Sixteenths, Unpacked};
+use layouts::{Flat, Layout, ScaledTwice, Sixteenths, Table, Unpacked};
 use tile::{Sums, Tokens};
 
 /// Most tokens for which unpacking in registers pays, where there is a choice.
@@ -94,7 +94,8 @@ pub(crate) struct QuantiseTask<'a> {
 pub(crate) unsafe fn quantise<S: Lanes>(_: S, task: &QuantiseTask<'_>) {
     // SAFETY: the caller's promise.
     let out = unsafe { task.out.part(task.from, task.x.len() / BLOCK) };
-    activations::quantise(task.x, out);
+    // SAFETY: the caller's promise; as many blocks as there are of values.
+    unsafe { S::quantise(task.x, out) }
 }
 
 /// One task: some groups of rows of one matrix, for all tokens.
@@ -145,7 +146,7 @@ pub(crate) unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
     let tokens = task.x.len() / blocks;
     let chunk = (TOKEN_BYTES / (blocks * BLOCK_BYTES)).max(1).next_multiple_of(LARGEST_TILE);
     let dtype = task.weight.dtype();
-    let direct = task.weight.bits() == 8 || tokens <= DIRECT_TOKENS;
+    let direct = matches!(dtype, Dtype::Q8_0 | Dtype::Iq4Nl) || tokens <= DIRECT_TOKENS;
     let mut scratch = if direct { AlignedBytes::default() } else { SCRATCH.take() };
     if !direct && scratch.bytes().is_empty() {
         // Room for the layout with most bytes, so that one scratch serves all.
@@ -195,6 +196,8 @@ unsafe fn as_packed(isa: Isa, dtype: Dtype, args: &Strip<'_>) {
         Dtype::Q5_1 => for_body_set!(isa, strip::<_, Flat<5, 0>>, args, &Strip<'_>),
         Dtype::Q8_0 => for_body_set!(isa, strip::<_, Flat<8, 128>>, args, &Strip<'_>),
         Dtype::Q4K => for_body_set!(isa, strip::<_, ScaledTwice<4>>, args, &Strip<'_>),
+        Dtype::Q5K => for_body_set!(isa, strip::<_, ScaledTwice<5>>, args, &Strip<'_>),
+        Dtype::Iq4Nl => for_body_set!(isa, strip::<_, Table>, args, &Strip<'_>),
         Dtype::Q6K => for_body_set!(isa, strip::<_, Sixteenths>, args, &Strip<'_>),
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("invariant: a packed matrix has a packed layout"),
     }
@@ -211,8 +214,11 @@ unsafe fn decoded(isa: Isa, dtype: Dtype, from: Fill, args: &Strip<'_>) {
         Dtype::Q5_0 => for_body_set!(isa, fill::<_, Flat<5, 16>, 5, 1>, from, Fill),
         Dtype::Q5_1 => for_body_set!(isa, fill::<_, Flat<5, 0>, 5, 1>, from, Fill),
         Dtype::Q4K => for_body_set!(isa, fill::<_, ScaledTwice<4>, 4, 1>, from, Fill),
+        Dtype::Q5K => for_body_set!(isa, fill::<_, ScaledTwice<5>, 5, 1>, from, Fill),
         Dtype::Q6K => for_body_set!(isa, fill::<_, Sixteenths, 6, 2>, from, Fill),
-        Dtype::Q8_0 | Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("invariant: 4 to 6 bits"),
+        Dtype::Q8_0 | Dtype::Iq4Nl | Dtype::F32 | Dtype::F16 | Dtype::Bf16 => {
+            unreachable!("invariant: these are read as packed")
+        }
     }
     match args.task.weight.bits() {
         4 => for_body_set!(isa, strip::<_, Unpacked<4, 1>>, args, &Strip<'_>),

@@ -107,7 +107,9 @@ fn the_largest_sums_do_not_saturate() {
             for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
                 let one = half::f16::ONE.to_le_bytes();
                 let at: &[usize] = if dtype == Dtype::Q6K { &[208] } else { &[0, 2] };
-                for at in &at[..if matches!(dtype, Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K) { 2 } else { 1 }] {
+                for at in
+                    &at[..if matches!(dtype, Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K) { 2 } else { 1 }]
+                {
                     block[*at..at + 2].copy_from_slice(&one);
                 }
             }

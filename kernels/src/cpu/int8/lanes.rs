@@ -5,6 +5,7 @@
 //! steps before it is drained, a [`Lanes::Wide`] takes eight steps of full bytes. Sums are exact integers, so every
 //! implementation gives the same ones.
 
+use super::activations::{self, ActivationBlock};
 use crate::cpu::simd::Simd;
 
 mod avx2;
@@ -28,6 +29,12 @@ pub(crate) trait Lanes: Simd {
     type Sum: Copy;
     /// Partial sums of weights of 8 bits.
     type Wide: Copy;
+
+    /// Quantises whole blocks; `out` has a block for every 32 of `x`.
+    #[inline(always)]
+    unsafe fn quantise(x: &[f32], out: &mut [ActivationBlock]) {
+        activations::quantise(x, out);
+    }
 
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     unsafe fn put(to: *mut u8, bytes: Self::Bytes);

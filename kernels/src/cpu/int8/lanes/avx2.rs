@@ -7,7 +7,10 @@
 use std::arch::{asm, x86_64::*};
 
 use super::Lanes;
-use crate::cpu::simd::avx2::Avx2;
+use crate::cpu::{
+    int8::activations::{ActivationBlock, BLOCK},
+    simd::avx2::Avx2,
+};
 
 /// Keeps four vectors in registers at this point.
 ///
@@ -44,6 +47,53 @@ unsafe fn hold8(v: &mut [__m256i; 8]) {
     }
 }
 
+/// What [`ActivationBlock::new`] does, bit for bit where `x` is finite.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn quantise_block(x: &[f32; BLOCK], out: &mut ActivationBlock) {
+    // SAFETY: the caller's promise; four vectors of eight are the block.
+    unsafe {
+        let from = x.as_ptr();
+        let v = [
+            _mm256_loadu_ps(from),
+            _mm256_loadu_ps(from.add(8)),
+            _mm256_loadu_ps(from.add(16)),
+            _mm256_loadu_ps(from.add(24)),
+        ];
+        let mut largest = _mm256_setzero_si256();
+        for v in v {
+            let bits = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7FFF_FFFF));
+            largest = _mm256_max_epi32(largest, bits);
+        }
+        let largest = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
+        let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b01_00_11_10>(largest));
+        let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b10_11_00_01>(largest));
+        let largest = f32::from_bits(_mm_cvtsi128_si32(largest) as u32);
+        let scale = largest / 127.0;
+        let to_int = _mm256_set1_ps(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+        let mut ints = [_mm256_setzero_si256(); 4];
+        for (int, v) in ints.iter_mut().zip(v) {
+            *int = _mm256_cvtps_epi32(_mm256_mul_ps(v, to_int));
+        }
+        let halves = (_mm256_packs_epi32(ints[0], ints[1]), _mm256_packs_epi32(ints[2], ints[3]));
+        // Packing goes by halves of vectors: back into order.
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let values = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(halves.0, halves.1), order);
+        _mm256_storeu_si256(out.values.as_mut_ptr().cast(), values);
+        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), values);
+        let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        let sums = _mm256_hadd_epi32(fours, fours);
+        let sums = _mm256_hadd_epi32(sums, sums);
+        let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+        let high = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(sums));
+        out.scale = scale;
+        out.sum = scale * (low + high) as f32;
+        out.halves = [scale * low as f32, scale * high as f32];
+    }
+}
+
 impl Lanes for Avx2 {
     const NARROW: usize = 2;
     const TILE: usize = 4;
@@ -53,6 +103,13 @@ impl Lanes for Avx2 {
     type Sum = __m256i;
     type Wide = [__m256i; 2];
 
+    #[inline(always)]
+    unsafe fn quantise(x: &[f32], out: &mut [ActivationBlock]) {
+        for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
+            // SAFETY: the caller's promise.
+            unsafe { quantise_block(x, out) };
+        }
+    }
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> Self::Bytes {
         // SAFETY: the caller's promise (32 bytes), here and below.
