@@ -13,21 +13,19 @@ use super::{aligned::AlignedBytes, shared_out::SharedOut};
 use crate::{
     Isa,
     dtype::Dtype,
-    packed::{
-        PackedMatrix,
-        geometry::{BLOCK, ROWS},
-    },
+    packed::{PackedMatrix, geometry::BLOCK},
 };
 
 pub(crate) mod activations;
 mod lanes;
 mod layouts;
+mod strip;
 mod tile;
 
 use activations::{ActivationBlock, BLOCK_BYTES};
 use lanes::Lanes;
 use layouts::{Flat, Layout, ScaledTwice, Sixteenths, Table, Unpacked};
-use tile::{Sums, Tokens};
+use strip::{Piece, Strip, strip};
 
 /// Most tokens for which unpacking in registers pays, where there is a choice.
 const DIRECT_TOKENS: usize = 8;
@@ -101,7 +99,7 @@ pub(crate) unsafe fn quantise<S: Lanes>(_: S, task: &QuantiseTask<'_>) {
 /// One task: some groups of rows of one matrix, for all tokens.
 pub(crate) struct GroupTask<'a> {
     pub(crate) weight: &'a PackedMatrix,
-    /// Groups of [`ROWS`] rows; at least one.
+    /// Groups of 16 rows; at least one.
     pub(crate) groups: Range<usize>,
     /// `tokens × weight.cols / 32`, row-major; at least one token.
     pub(crate) x: &'a [ActivationBlock],
@@ -109,23 +107,6 @@ pub(crate) struct GroupTask<'a> {
     pub(crate) out: &'a SharedOut<'a>,
     /// Added to each token's row; `weight.rows` values.
     pub(crate) bias: Option<&'a [f32]>,
-}
-
-/// Blocks `first .. first + count` of a group, all or some, decoded or not.
-#[derive(Clone, Copy)]
-struct Piece {
-    group: usize,
-    /// Block `first` of the group.
-    weights: *const u8,
-    first: usize,
-    count: usize,
-}
-
-/// A piece against some tokens.
-struct Strip<'a> {
-    task: &'a GroupTask<'a>,
-    piece: Piece,
-    tokens: Range<usize>,
 }
 
 /// Blocks to decode into a scratch.
@@ -237,133 +218,5 @@ unsafe fn fill<S: Lanes, L: Layout, const BITS: usize, const PARTS: usize>(_: S,
             let to = args.to.add(block * Unpacked::<BITS, PARTS>::BLOCK_BYTES);
             Unpacked::<BITS, PARTS>::fill::<S, L>(to, L::spot(args.group, args.first + block));
         }
-    }
-}
-
-/// A piece of a group against some tokens.
-///
-/// # Safety
-/// As for [`run`]; the piece is of layout `L`.
-#[inline(always)]
-unsafe fn strip<S: Lanes, L: Layout>(_: S, args: &Strip<'_>) {
-    let Range { start: mut token, end } = args.tokens;
-    let (task, piece) = (args.task, args.piece);
-    // SAFETY: the caller's promise; each call takes tokens below `end`.
-    unsafe {
-        while S::TILE >= 8 && token + 8 <= end {
-            rows::<S, L, 8>(task, piece, token);
-            token += 8;
-        }
-        while S::TILE >= 4 && token + 4 <= end {
-            rows::<S, L, 4>(task, piece, token);
-            token += 4;
-        }
-        while token + 2 <= end {
-            rows::<S, L, 2>(task, piece, token);
-            token += 2;
-        }
-        if token < end {
-            rows::<S, L, 1>(task, piece, token);
-        }
-    }
-}
-
-/// A piece against `T` tokens from `token`.
-///
-/// # Safety
-/// As for [`strip`].
-#[inline(always)]
-unsafe fn rows<S: Lanes, L: Layout, const T: usize>(task: &GroupTask<'_>, piece: Piece, token: usize) {
-    // SAFETY: the caller's promise; lanes stay below 16.
-    unsafe {
-        if S::NARROW == 2 && L::BITS == 4 {
-            register_tile::<S, L, 2, T>(task, piece, [token, 0]);
-        } else {
-            for lane in (0..ROWS).step_by(S::LANES) {
-                register_tile::<S, L, 1, T>(task, piece, [token, lane]);
-            }
-        }
-    }
-}
-
-/// One register tile; `at` is `[first token, first row of the group]`.
-///
-/// # Safety
-/// As for [`strip`].
-#[inline(always)]
-unsafe fn register_tile<S: Lanes, L: Layout, const R: usize, const T: usize>(
-    task: &GroupTask<'_>,
-    piece: Piece,
-    [token, lane]: [usize; 2],
-) {
-    let blocks = task.weight.cols() / BLOCK;
-    let row = piece.group * ROWS + lane;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut sums: Sums<S::V, R, T> = [[S::zero(); T]; R];
-        if piece.first > 0 {
-            for v in 0..R {
-                for t in 0..T {
-                    sums[v][t] = load::<S>(task, token + t, row + v * S::LANES);
-                }
-            }
-        }
-        let first = task.x.as_ptr().add(token * blocks + piece.first).cast();
-        let x = Tokens { first, stride: blocks * BLOCK_BYTES };
-        tile::run::<S, L, R, T>((piece.weights, lane), x, piece.count, &mut sums);
-        let bias = if piece.first + piece.count == blocks { task.bias } else { None };
-        for v in 0..R {
-            for t in 0..T {
-                store::<S>(task, (token + t, row + v * S::LANES), sums[v][t], bias);
-            }
-        }
-    }
-}
-
-/// What an earlier piece has stored; anything for rows past the last.
-///
-/// # Safety
-/// As for [`run`].
-#[inline(always)]
-unsafe fn load<S: Lanes>(task: &GroupTask<'_>, token: usize, row: usize) -> S::V {
-    let rows = task.weight.rows();
-    let count = rows.saturating_sub(row).min(S::LANES);
-    let mut values = [0.0; ROWS];
-    // SAFETY: tasks have disjoint rows, so these places belong to this task alone; `LANES` is at most 16.
-    unsafe {
-        if count == S::LANES {
-            return S::load(task.out.part(token * rows + row, count).as_ptr());
-        }
-        if count > 0 {
-            values[..count].copy_from_slice(task.out.part(token * rows + row, count));
-        }
-        S::load(values.as_ptr())
-    }
-}
-
-/// Stores what exists of the rows from `row`, with the bias if this is the last piece.
-///
-/// # Safety
-/// As for [`run`].
-#[inline(always)]
-unsafe fn store<S: Lanes>(task: &GroupTask<'_>, (token, row): (usize, usize), sum: S::V, bias: Option<&[f32]>) {
-    let rows = task.weight.rows();
-    let count = rows.saturating_sub(row).min(S::LANES);
-    if count == 0 {
-        return;
-    }
-    // SAFETY: tasks have disjoint rows, so these places belong to this task alone; `LANES` is at most 16.
-    unsafe {
-        let out = task.out.part(token * rows + row, count);
-        let mut terms = [0.0; ROWS];
-        if let Some(bias) = bias {
-            terms[..count].copy_from_slice(&bias[row..row + count]);
-        }
-        let sum = if bias.is_some() { S::add(sum, S::load(terms.as_ptr())) } else { sum };
-        if count == S::LANES {
-            return S::store(out.as_mut_ptr(), sum);
-        }
-        S::store(terms.as_mut_ptr(), sum);
-        out.copy_from_slice(&terms[..count]);
     }
 }

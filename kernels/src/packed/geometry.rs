@@ -54,7 +54,7 @@ impl Geometry {
 
     /// Bytes of the values of a block.
     pub(crate) const fn block_bytes(self) -> usize {
-        if self.bits == 8 { 8 * STEP } else { (4 + self.bits - 4) * STEP }
+        self.bits * STEP
     }
 
     /// Bytes of a unit.

@@ -149,6 +149,32 @@ fn what_is_not_finite_is_not_hidden() {
     }
 }
 
+/// Scenario: 64 tokens of values uniform in -1..1 (as even as rounding meets them) against 64 random rows of 576.
+/// Guarantees: what int8 activations cost: every result within the bound of rounding, and 0.6 % of the results' root mean
+/// square altogether.
+#[test]
+fn rounding_activations_costs_half_a_percent() {
+    for dtype in [Dtype::Q4_1, Dtype::Q8_0] {
+        let mut source = Source::new(11);
+        let bytes = weights(dtype, [64, 576], &mut source);
+        let stored = WeightMatrix::new(dtype, [64, 576], &bytes).unwrap();
+        let packed = PackedMatrix::new(&stored).unwrap();
+        let values = source.values(64 * 576);
+        let x = Rows::new(&values, 576).unwrap();
+        let (want, sums) = (reference::matmul::matmul(x, &stored), row_sums(&stored));
+        let got = product(&Device::new(1), x, (&packed).into(), None);
+        let (mut error, mut size) = (0.0, 0.0);
+        for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+            let difference = f64::from(got - want);
+            assert!(difference.abs() <= f64::from(sums[index % 64]) / 254.0 * 1.001, "{dtype:?} {got} for {want}");
+            error += difference * difference;
+            size += f64::from(want * want);
+        }
+        let share = (error / size).sqrt();
+        assert!(share < 0.006, "{dtype:?}: {share}");
+    }
+}
+
 /// Scenario: a layout without a packed order; packed and stored weights in one launch.
 /// Guarantees: a refusal by name; each product is what it is alone.
 #[test]

@@ -1,7 +1,7 @@
 //! Stored layouts against values recorded from another implementation (the `gguf` Python package 0.19).
 
 use half::f16;
-use kernels::{Device, Dtype, Isa, WeightMatrix, ops::embedding::gather, reference};
+use kernels::{Device, Dtype, Isa, PackedMatrix, WeightMatrix, ops::embedding::gather, reference};
 
 /// Where a block has its f16 scales.
 fn scales(dtype: Dtype) -> &'static [usize] {
@@ -54,7 +54,7 @@ fn blocks_decode_to_the_recorded_weights() {
 }
 
 /// Scenario: rows of a table of every layout, gathered by number on every instruction set, one out of range.
-/// Guarantees: bit-equal to the reference decoder; a missing row is refused.
+/// Guarantees: bit-equal to the reference decoder, packed tables too; a missing row is refused.
 #[test]
 fn gathered_rows_are_the_decoded_ones() {
     for dtype in Dtype::ALL {
@@ -68,6 +68,11 @@ fn gathered_rows_are_the_decoded_ones() {
             gather(&device, table, &[2, 0], &mut out).unwrap();
             assert_eq!(out[..cols], reference::dequantize::row(&table, 2), "{dtype:?} {isa:?}");
             assert_eq!(out[cols..], reference::dequantize::row(&table, 0), "{dtype:?} {isa:?}");
+            if let Ok(packed) = PackedMatrix::new(&table) {
+                let mut again = vec![0.0; 2 * cols];
+                gather(&device, &packed, &[2, 0], &mut again).unwrap();
+                assert_eq!(again, out, "{dtype:?} {isa:?}");
+            }
             let error = gather(&device, table, &[0, 3], &mut out).unwrap_err();
             assert_eq!(error.to_string(), "gather: row number is 3, expected 2");
         }

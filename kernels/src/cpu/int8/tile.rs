@@ -4,6 +4,9 @@
 //! `offset · token sum` to one f32, blocks in order: the bits depend neither on what else is in the tile nor on where
 //! the range is cut.
 
+// Arrays of `R` by `T` registers are walked side by side; `zip` would hide which.
+#![allow(clippy::needless_range_loop)]
+
 use super::{
     activations::{BLOCK_BYTES, HALVES_AT, SCALE_AT, SUM_AT},
     lanes::Lanes,
