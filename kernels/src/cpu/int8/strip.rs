@@ -94,6 +94,9 @@ unsafe fn register_tile<S: Lanes, L: Layout, const R: usize, const T: usize>(
     let row = piece.group * ROWS + lane;
     // SAFETY: the caller's promise.
     unsafe {
+        for t in 0..T {
+            prefetch::<S>(task, token + t, row);
+        }
         let mut sums: Sums<S::V, R, T> = [[S::zero(); T]; R];
         if piece.first > 0 {
             for v in 0..R {
@@ -110,6 +113,25 @@ unsafe fn register_tile<S: Lanes, L: Layout, const R: usize, const T: usize>(
             for t in 0..T {
                 store::<S>(task, (token + t, row + v * S::LANES), sums[v][t], bias);
             }
+        }
+    }
+}
+
+/// Asks for the places of 16 results before they are computed: each token's lie in a page of its own, and stores would
+/// wait for one line of memory after the other.
+///
+/// # Safety
+/// As for [`super::run`].
+#[inline(always)]
+unsafe fn prefetch<S: Lanes>(task: &GroupTask<'_>, token: usize, row: usize) {
+    let rows = task.weight.rows();
+    let count = rows.saturating_sub(row).min(ROWS);
+    if count > 0 {
+        // SAFETY: tasks have disjoint rows, and nothing is read or written here.
+        unsafe {
+            let out = task.out.part(token * rows + row, count);
+            S::prefetch(out.as_ptr().cast());
+            S::prefetch(out.as_ptr().add(count - 1).cast());
         }
     }
 }
