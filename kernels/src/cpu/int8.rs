@@ -138,10 +138,11 @@ pub(crate) unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
         let tokens = from..(from + chunk).min(tokens);
         for group in task.groups.clone() {
             let weights = task.weight.group(group).as_ptr();
+            let ahead = if group + 1 < task.groups.end { task.weight.group(group + 1) } else { &[] };
             if direct {
                 let piece = Piece { group, weights, first: 0, count: blocks };
                 // SAFETY: the caller's promise.
-                unsafe { as_packed(isa, dtype, &Strip { task, piece, tokens: tokens.clone() }) };
+                unsafe { as_packed(isa, dtype, &Strip { task, piece, tokens: tokens.clone(), ahead }) };
                 continue;
             }
             for first in (0..blocks).step_by(CHUNK_BLOCKS) {
@@ -153,7 +154,7 @@ pub(crate) unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
                         isa,
                         dtype,
                         Fill { group: weights, first, count, to },
-                        &Strip { task, piece, tokens: tokens.clone() },
+                        &Strip { task, piece, tokens: tokens.clone(), ahead: if first == 0 { ahead } else { &[] } },
                     );
                 }
             }

@@ -32,6 +32,8 @@ pub(super) struct Strip<'a> {
     pub(super) task: &'a GroupTask<'a>,
     pub(super) piece: Piece,
     pub(super) tokens: Range<usize>,
+    /// Weights that this thread probably reads next: asked for bit by bit, so that memory need not idle meanwhile.
+    pub(super) ahead: &'a [u8],
 }
 
 /// A piece of a group against some tokens.
@@ -42,23 +44,42 @@ pub(super) struct Strip<'a> {
 pub(super) unsafe fn strip<S: Lanes, L: Layout>(_: S, args: &Strip<'_>) {
     let Range { start: mut token, end } = args.tokens;
     let (task, piece) = (args.task, args.piece);
+    let begin = token;
     // SAFETY: the caller's promise; each call takes tokens below `end`.
     unsafe {
         while S::TILE >= 8 && token + 8 <= end {
+            ask::<S>(args, [token - begin, 8]);
             rows::<S, L, 8>(task, piece, token);
             token += 8;
         }
         while S::TILE >= 4 && token + 4 <= end {
+            ask::<S>(args, [token - begin, 4]);
             rows::<S, L, 4>(task, piece, token);
             token += 4;
         }
         while token + 2 <= end {
+            ask::<S>(args, [token - begin, 2]);
             rows::<S, L, 2>(task, piece, token);
             token += 2;
         }
         if token < end {
             rows::<S, L, 1>(task, piece, token);
         }
+    }
+}
+
+/// Asks for the share of the next weights that falls to `at[1]` tokens from `at[0]`. One token alone asks for nothing: it
+/// reads so fast that the hardware is ahead of it.
+///
+/// # Safety
+/// As for [`Lanes`].
+#[inline(always)]
+unsafe fn ask<S: Lanes>(args: &Strip<'_>, [from, count]: [usize; 2]) {
+    const LINE: usize = 64;
+    let (all, tokens) = (args.ahead.len(), args.tokens.len());
+    for line in args.ahead[all * from / tokens..all * (from + count) / tokens].chunks(LINE) {
+        // SAFETY: the caller's promise.
+        unsafe { S::prefetch(line.as_ptr()) };
     }
 }
 
