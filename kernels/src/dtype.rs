@@ -20,12 +20,16 @@ pub enum Dtype {
     Q8_0,
     /// 256 weights in 8 groups: 4-bit values, 6-bit scales and minimums.
     Q4K,
+    /// 256 weights in 8 groups: 5-bit values, 6-bit scales and minimums.
+    Q5K,
     /// 256 weights in 16 groups: 6-bit values, 8-bit scales.
     Q6K,
+    /// 32 weights: f16 scale, 4-bit places in a table of 16 signed values.
+    Iq4Nl,
 }
 
 impl Dtype {
-    pub const ALL: [Dtype; 10] = [
+    pub const ALL: [Dtype; 12] = [
         Dtype::F32,
         Dtype::F16,
         Dtype::Bf16,
@@ -35,15 +39,17 @@ impl Dtype {
         Dtype::Q5_1,
         Dtype::Q8_0,
         Dtype::Q4K,
+        Dtype::Q5K,
         Dtype::Q6K,
+        Dtype::Iq4Nl,
     ];
 
     /// Weights in a block.
     pub const fn block_len(self) -> usize {
         match self {
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 1,
-            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 => 32,
-            Dtype::Q4K | Dtype::Q6K => 256,
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Iq4Nl => 32,
+            Dtype::Q4K | Dtype::Q5K | Dtype::Q6K => 256,
         }
     }
 
@@ -52,12 +58,13 @@ impl Dtype {
         match self {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::Bf16 => 2,
-            Dtype::Q4_0 => 18,
+            Dtype::Q4_0 | Dtype::Iq4Nl => 18,
             Dtype::Q4_1 => 20,
             Dtype::Q5_0 => 22,
             Dtype::Q5_1 => 24,
             Dtype::Q8_0 => 34,
             Dtype::Q4K => 144,
+            Dtype::Q5K => 176,
             Dtype::Q6K => 210,
         }
     }
@@ -82,7 +89,9 @@ impl Dtype {
             Dtype::Q5_1 => "Q5_1",
             Dtype::Q8_0 => "Q8_0",
             Dtype::Q4K => "Q4_K",
+            Dtype::Q5K => "Q5_K",
             Dtype::Q6K => "Q6_K",
+            Dtype::Iq4Nl => "IQ4_NL",
         }
     }
 }

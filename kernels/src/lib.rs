@@ -14,7 +14,8 @@
 //! the number of threads and whatever else is in the batch (they may differ between instruction sets, within the
 //! tolerance that each operation states as `|a-b| <= abs + eps*|b|`).
 //!
-//! Cost: weights stay quantised in memory; a worker thread holds one scratch tile (192 KiB for matmul, and the
+//! Cost: weights stay quantised in memory; a worker thread holds one scratch tile (192 KiB for matmul, 18 KiB for that
+//! of packed weights, and the
 //! scores of [`ops::attention::QUERY_TILE`] tokens for attention).
 //!
 //! Must not know: models, sequences, files, the environment, the clock.

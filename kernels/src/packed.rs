@@ -78,6 +78,11 @@ impl PackedMatrix {
         self.bytes.bytes().len()
     }
 
+    /// Bits of a value: 4, 5, 6 or 8.
+    pub(crate) fn bits(&self) -> usize {
+        self.geometry.bits
+    }
+
     /// Groups of 16 rows, the last one filled up.
     pub(crate) fn groups(&self) -> usize {
         self.rows.div_ceil(ROWS)

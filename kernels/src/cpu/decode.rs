@@ -160,7 +160,9 @@ pub(crate) unsafe fn decode_row<S: Simd>(dtype: Dtype, row: &[u8], out: &mut [f3
             Dtype::Q4_0 => decode_blocks::<S, Q4_0>(row, out),
             Dtype::Q4_1 => decode_blocks::<S, Q4_1>(row, out),
             Dtype::Q8_0 => decode_blocks::<S, Q8_0>(row, out),
-            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q6K => decode_row_plain(dtype, row, out),
+            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K | Dtype::Iq4Nl => {
+                decode_row_plain(dtype, row, out)
+            }
         }
     }
 }

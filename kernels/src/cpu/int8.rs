@@ -1,6 +1,6 @@
 //! `out = x · wᵀ` with activations of int8 and packed weights.
 //!
-//! * few tokens (up to [`DIRECT_TOKENS`]), or weights of eight bits: read as packed, unpacked in registers;
+//! * few tokens (up to [`DIRECT_TOKENS`]), or weights read as bytes (Q8_0, IQ4_NL): read as packed, unpacked in registers;
 //! * more tokens: [`CHUNK_BLOCKS`] blocks of a group are decoded into a scratch of 15 to 19 KiB that stays in the
 //!   first-level cache, then multiplied with a chunk of tokens that stays in the second-level one.
 //!
@@ -13,26 +13,26 @@ use super::{aligned::AlignedBytes, shared_out::SharedOut};
 use crate::{
     Isa,
     dtype::Dtype,
-    packed::{
-        PackedMatrix,
-        geometry::{BLOCK, ROWS},
-    },
+    packed::{PackedMatrix, geometry::BLOCK},
 };
 
 pub(crate) mod activations;
 mod lanes;
 mod layouts;
+mod strip;
 mod tile;
 
 use activations::{ActivationBlock, BLOCK_BYTES};
 use lanes::Lanes;
-use layouts::{Flat, Layout, ScaledTwice, Sixteenths, Unpacked};
-use tile::{Sums, Tokens};
+use layouts::{Flat, Layout, ScaledTwice, Sixteenths, Table, Unpacked};
+use strip::{Piece, Strip, strip};
 
 /// Most tokens for which unpacking in registers pays, where there is a choice.
 const DIRECT_TOKENS: usize = 8;
 /// Blocks decoded at a time.
 const CHUNK_BLOCKS: usize = 24;
+/// Tokens in the widest register tile of any instruction set.
+const LARGEST_TILE: usize = 8;
 /// Quantised activations that a thread goes through at a time.
 const TOKEN_BYTES: usize = 160 * 1024;
 
@@ -92,13 +92,14 @@ pub(crate) struct QuantiseTask<'a> {
 pub(crate) unsafe fn quantise<S: Lanes>(_: S, task: &QuantiseTask<'_>) {
     // SAFETY: the caller's promise.
     let out = unsafe { task.out.part(task.from, task.x.len() / BLOCK) };
-    activations::quantise(task.x, out);
+    // SAFETY: the caller's promise; as many blocks as there are of values.
+    unsafe { S::quantise(task.x, out) }
 }
 
 /// One task: some groups of rows of one matrix, for all tokens.
 pub(crate) struct GroupTask<'a> {
     pub(crate) weight: &'a PackedMatrix,
-    /// Groups of [`ROWS`] rows; at least one.
+    /// Groups of 16 rows; at least one.
     pub(crate) groups: Range<usize>,
     /// `tokens × weight.cols / 32`, row-major; at least one token.
     pub(crate) x: &'a [ActivationBlock],
@@ -108,71 +109,53 @@ pub(crate) struct GroupTask<'a> {
     pub(crate) bias: Option<&'a [f32]>,
 }
 
-/// Blocks `first .. first + count` of a group, all or some, decoded or not.
+/// Blocks to decode into a scratch.
 #[derive(Clone, Copy)]
-struct Piece {
-    group: usize,
-    /// Block `first` of the group.
-    weights: *const u8,
+struct Fill {
+    group: *const u8,
     first: usize,
     count: usize,
+    to: *mut u8,
 }
 
-/// Runs a task with the vectors of `S`.
+/// Runs a task with the bodies of `isa`, a set that [`body_set`] gave.
 ///
 /// # Safety
-/// As for [`Lanes`]; the task's groups exist, `x` and `out` have the sizes named.
-#[inline(always)]
-pub(crate) unsafe fn run<S: Lanes>(_: S, task: &GroupTask<'_>) {
-    // SAFETY: the caller's promise; each layout is read by its own type.
-    unsafe {
-        match task.weight.dtype() {
-            Dtype::Q4_0 => groups::<S, Flat<4, 8>, 4, 1>(task),
-            Dtype::Q4_1 => groups::<S, Flat<4, 0>, 4, 1>(task),
-            Dtype::Q5_0 => groups::<S, Flat<5, 16>, 5, 1>(task),
-            Dtype::Q5_1 => groups::<S, Flat<5, 0>, 5, 1>(task),
-            Dtype::Q8_0 => groups::<S, Flat<8, 128>, 8, 1>(task),
-            Dtype::Q4K => groups::<S, ScaledTwice<4>, 4, 1>(task),
-            Dtype::Q6K => groups::<S, Sixteenths, 6, 2>(task),
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("invariant: a packed matrix has a packed layout"),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`run`]; the matrix has layout `L`, of `BITS` bits and `PARTS` parts.
-#[inline(always)]
-unsafe fn groups<S: Lanes, L: Layout, const BITS: usize, const PARTS: usize>(task: &GroupTask<'_>) {
+/// The CPU has `isa`; the task's groups exist, `x` and `out` have the sizes named.
+pub(crate) unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
     let blocks = task.weight.cols() / BLOCK;
     let tokens = task.x.len() / blocks;
-    let chunk = (TOKEN_BYTES / (blocks * BLOCK_BYTES)).max(1).next_multiple_of(S::TILE);
-    let direct = BITS == 8 || tokens <= DIRECT_TOKENS;
+    let chunk = (TOKEN_BYTES / (blocks * BLOCK_BYTES)).max(1).next_multiple_of(LARGEST_TILE);
+    let dtype = task.weight.dtype();
+    let direct = matches!(dtype, Dtype::Q8_0 | Dtype::Iq4Nl) || tokens <= DIRECT_TOKENS;
     let mut scratch = if direct { AlignedBytes::default() } else { SCRATCH.take() };
     if !direct && scratch.bytes().is_empty() {
         // Room for the layout with most bytes, so that one scratch serves all.
         scratch = AlignedBytes::zeroed(CHUNK_BLOCKS * Unpacked::<6, 2>::BLOCK_BYTES);
     }
-    let room = scratch.bytes_mut().as_mut_ptr();
+    let to = scratch.bytes_mut().as_mut_ptr();
     for from in (0..tokens).step_by(chunk) {
-        let range = from..(from + chunk).min(tokens);
+        let tokens = from..(from + chunk).min(tokens);
         for group in task.groups.clone() {
             let weights = task.weight.group(group).as_ptr();
+            let ahead = if group + 1 < task.groups.end { task.weight.group(group + 1) } else { &[] };
             if direct {
                 let piece = Piece { group, weights, first: 0, count: blocks };
                 // SAFETY: the caller's promise.
-                unsafe { strip::<S, L>(task, piece, range.clone()) };
+                unsafe { as_packed(isa, dtype, &Strip { task, piece, tokens: tokens.clone(), ahead }) };
                 continue;
             }
             for first in (0..blocks).step_by(CHUNK_BLOCKS) {
                 let count = CHUNK_BLOCKS.min(blocks - first);
+                let piece = Piece { group, weights: to, first, count };
                 // SAFETY: the scratch has room for `CHUNK_BLOCKS` blocks of any layout.
                 unsafe {
-                    for block in 0..count {
-                        let to = room.add(block * Unpacked::<BITS, PARTS>::BLOCK_BYTES);
-                        Unpacked::<BITS, PARTS>::fill::<S, L>(to, L::spot(weights, first + block));
-                    }
-                    let piece = Piece { group, weights: room, first, count };
-                    strip::<S, Unpacked<BITS, PARTS>>(task, piece, range.clone());
+                    decoded(
+                        isa,
+                        dtype,
+                        Fill { group: weights, first, count, to },
+                        &Strip { task, piece, tokens: tokens.clone(), ahead: if first == 0 { ahead } else { &[] } },
+                    );
                 }
             }
         }
@@ -182,129 +165,59 @@ unsafe fn groups<S: Lanes, L: Layout, const BITS: usize, const PARTS: usize>(tas
     }
 }
 
-/// A piece of a group against some tokens.
-///
-/// # Safety
-/// As for [`run`]; the piece is of layout `L`.
-#[inline(always)]
-unsafe fn strip<S: Lanes, L: Layout>(task: &GroupTask<'_>, piece: Piece, tokens: Range<usize>) {
-    let Range { start: mut token, end } = tokens;
-    // SAFETY: the caller's promise; each call takes tokens below `end`.
-    unsafe {
-        while S::TILE >= 8 && token + 8 <= end {
-            rows::<S, L, 8>(task, piece, token);
-            token += 8;
-        }
-        while S::TILE >= 4 && token + 4 <= end {
-            rows::<S, L, 4>(task, piece, token);
-            token += 4;
-        }
-        while token + 2 <= end {
-            rows::<S, L, 2>(task, piece, token);
-            token += 2;
-        }
-        if token < end {
-            rows::<S, L, 1>(task, piece, token);
-        }
-    }
-}
-
-/// A piece against `T` tokens from `token`.
-///
-/// # Safety
-/// As for [`strip`].
-#[inline(always)]
-unsafe fn rows<S: Lanes, L: Layout, const T: usize>(task: &GroupTask<'_>, piece: Piece, token: usize) {
-    // SAFETY: the caller's promise; lanes stay below 16.
-    unsafe {
-        if S::NARROW == 2 && L::BITS == 4 {
-            register_tile::<S, L, 2, T>(task, piece, [token, 0]);
-        } else {
-            for lane in (0..ROWS).step_by(S::LANES) {
-                register_tile::<S, L, 1, T>(task, piece, [token, lane]);
-            }
-        }
-    }
-}
-
-/// One register tile; `at` is `[first token, first row of the group]`.
-///
-/// # Safety
-/// As for [`strip`].
-#[inline(always)]
-unsafe fn register_tile<S: Lanes, L: Layout, const R: usize, const T: usize>(
-    task: &GroupTask<'_>,
-    piece: Piece,
-    [token, lane]: [usize; 2],
-) {
-    let blocks = task.weight.cols() / BLOCK;
-    let row = piece.group * ROWS + lane;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut sums: Sums<S::V, R, T> = [[S::zero(); T]; R];
-        if piece.first > 0 {
-            for v in 0..R {
-                for t in 0..T {
-                    sums[v][t] = load::<S>(task, token + t, row + v * S::LANES);
-                }
-            }
-        }
-        let first = task.x.as_ptr().add(token * blocks + piece.first).cast();
-        let x = Tokens { first, stride: blocks * BLOCK_BYTES };
-        tile::run::<S, L, R, T>((piece.weights, lane), x, piece.count, &mut sums);
-        let bias = if piece.first + piece.count == blocks { task.bias } else { None };
-        for v in 0..R {
-            for t in 0..T {
-                store::<S>(task, (token + t, row + v * S::LANES), sums[v][t], bias);
-            }
-        }
-    }
-}
-
-/// What an earlier piece has stored; anything for rows past the last.
+/// Multiplies a piece that is still packed. Each layout is a function of its own: together they would be one that the
+/// compiler takes minutes over.
 ///
 /// # Safety
 /// As for [`run`].
-#[inline(always)]
-unsafe fn load<S: Lanes>(task: &GroupTask<'_>, token: usize, row: usize) -> S::V {
-    let rows = task.weight.rows();
-    let count = rows.saturating_sub(row).min(S::LANES);
-    let mut values = [0.0; ROWS];
-    // SAFETY: tasks have disjoint rows, so these places belong to this task alone; `LANES` is at most 16.
-    unsafe {
-        if count == S::LANES {
-            return S::load(task.out.part(token * rows + row, count).as_ptr());
-        }
-        if count > 0 {
-            values[..count].copy_from_slice(task.out.part(token * rows + row, count));
-        }
-        S::load(values.as_ptr())
+unsafe fn as_packed(isa: Isa, dtype: Dtype, args: &Strip<'_>) {
+    match dtype {
+        Dtype::Q4_0 => for_body_set!(isa, strip::<_, Flat<4, 8>>, args, &Strip<'_>),
+        Dtype::Q4_1 => for_body_set!(isa, strip::<_, Flat<4, 0>>, args, &Strip<'_>),
+        Dtype::Q5_0 => for_body_set!(isa, strip::<_, Flat<5, 16>>, args, &Strip<'_>),
+        Dtype::Q5_1 => for_body_set!(isa, strip::<_, Flat<5, 0>>, args, &Strip<'_>),
+        Dtype::Q8_0 => for_body_set!(isa, strip::<_, Flat<8, 128>>, args, &Strip<'_>),
+        Dtype::Q4K => for_body_set!(isa, strip::<_, ScaledTwice<4>>, args, &Strip<'_>),
+        Dtype::Q5K => for_body_set!(isa, strip::<_, ScaledTwice<5>>, args, &Strip<'_>),
+        Dtype::Iq4Nl => for_body_set!(isa, strip::<_, Table>, args, &Strip<'_>),
+        Dtype::Q6K => for_body_set!(isa, strip::<_, Sixteenths>, args, &Strip<'_>),
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("invariant: a packed matrix has a packed layout"),
     }
 }
 
-/// Stores what exists of the rows from `row`, with the bias if this is the last piece.
+/// Decodes a piece and multiplies it.
 ///
 /// # Safety
-/// As for [`run`].
-#[inline(always)]
-unsafe fn store<S: Lanes>(task: &GroupTask<'_>, (token, row): (usize, usize), sum: S::V, bias: Option<&[f32]>) {
-    let rows = task.weight.rows();
-    let count = rows.saturating_sub(row).min(S::LANES);
-    if count == 0 {
-        return;
+/// As for [`run`]; the scratch has room.
+unsafe fn decoded(isa: Isa, dtype: Dtype, from: Fill, args: &Strip<'_>) {
+    match dtype {
+        Dtype::Q4_0 => for_body_set!(isa, fill::<_, Flat<4, 8>, 4, 1>, from, Fill),
+        Dtype::Q4_1 => for_body_set!(isa, fill::<_, Flat<4, 0>, 4, 1>, from, Fill),
+        Dtype::Q5_0 => for_body_set!(isa, fill::<_, Flat<5, 16>, 5, 1>, from, Fill),
+        Dtype::Q5_1 => for_body_set!(isa, fill::<_, Flat<5, 0>, 5, 1>, from, Fill),
+        Dtype::Q4K => for_body_set!(isa, fill::<_, ScaledTwice<4>, 4, 1>, from, Fill),
+        Dtype::Q5K => for_body_set!(isa, fill::<_, ScaledTwice<5>, 5, 1>, from, Fill),
+        Dtype::Q6K => for_body_set!(isa, fill::<_, Sixteenths, 6, 2>, from, Fill),
+        Dtype::Q8_0 | Dtype::Iq4Nl | Dtype::F32 | Dtype::F16 | Dtype::Bf16 => {
+            unreachable!("invariant: these are read as packed")
+        }
     }
-    // SAFETY: tasks have disjoint rows, so these places belong to this task alone; `LANES` is at most 16.
-    unsafe {
-        let out = task.out.part(token * rows + row, count);
-        let mut terms = [0.0; ROWS];
-        if let Some(bias) = bias {
-            terms[..count].copy_from_slice(&bias[row..row + count]);
+    match args.task.weight.bits() {
+        4 => for_body_set!(isa, strip::<_, Unpacked<4, 1>>, args, &Strip<'_>),
+        5 => for_body_set!(isa, strip::<_, Unpacked<5, 1>>, args, &Strip<'_>),
+        _ => for_body_set!(isa, strip::<_, Unpacked<6, 2>>, args, &Strip<'_>),
+    }
+}
+
+/// # Safety
+/// As for [`Lanes`]; the scratch has room, the group has layout `L` of `BITS` bits and `PARTS` parts.
+#[inline(always)]
+unsafe fn fill<S: Lanes, L: Layout, const BITS: usize, const PARTS: usize>(_: S, args: Fill) {
+    for block in 0..args.count {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = args.to.add(block * Unpacked::<BITS, PARTS>::BLOCK_BYTES);
+            Unpacked::<BITS, PARTS>::fill::<S, L>(to, L::spot(args.group, args.first + block));
         }
-        let sum = if bias.is_some() { S::add(sum, S::load(terms.as_ptr())) } else { sum };
-        if count == S::LANES {
-            return S::store(out.as_mut_ptr(), sum);
-        }
-        S::store(terms.as_mut_ptr(), sum);
-        out.copy_from_slice(&terms[..count]);
     }
 }

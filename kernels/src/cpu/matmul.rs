@@ -97,7 +97,7 @@ pub(crate) unsafe fn run<S: Simd>(_: S, task: &RowTask<'_>) {
             Dtype::Q4_0 => fused::<S, decode::Q4_0>(task),
             Dtype::Q4_1 => fused::<S, decode::Q4_1>(task),
             Dtype::Q8_0 => fused::<S, decode::Q8_0>(task),
-            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q6K => tiled::<S>(task),
+            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K | Dtype::Iq4Nl => tiled::<S>(task),
         }
     }
 }

@@ -9,18 +9,26 @@ use crate::{
     device::Device,
     error::KernelError,
     ops::rows_per_task,
-    tensor::{WeightMatrix, check},
+    tensor::{Weight, check},
 };
 
-/// `out` row `i` = row `rows[i]` of `table`; `out` has `rows.len() × table.cols` values. Columns: a multiple of 16.
-pub fn gather(device: &Device, table: WeightMatrix<'_>, rows: &[u32], out: &mut [f32]) -> Result<(), KernelError> {
-    check("gather", "columns modulo 16", table.cols % 16, 0)?;
-    check("gather", "output values", out.len(), rows.len().saturating_mul(table.cols))?;
-    if let Some(row) = rows.iter().find(|row| **row as usize >= table.rows) {
-        let expected = table.rows.saturating_sub(1);
+/// `out` row `i` = row `rows[i]` of `table`; `out` has `rows.len() × table.cols` values; stored and packed tables
+/// give the same bits. Columns: a multiple of 16.
+pub fn gather<'a>(
+    device: &Device,
+    table: impl Into<Weight<'a>>,
+    rows: &[u32],
+    out: &mut [f32],
+) -> Result<(), KernelError> {
+    let table = table.into();
+    let cols = table.cols();
+    check("gather", "columns modulo 16", cols % 16, 0)?;
+    check("gather", "output values", out.len(), rows.len().saturating_mul(cols))?;
+    if let Some(row) = rows.iter().find(|row| **row as usize >= table.rows()) {
+        let expected = table.rows().saturating_sub(1);
         return Err(KernelError::Shape { op: "gather", what: "row number", got: *row as usize, expected });
     }
-    let (out, per_task, isa) = (SharedOut::new(out), rows_per_task(table.cols), device.isa());
+    let (out, per_task, isa) = (SharedOut::new(out), rows_per_task(cols), device.isa());
     device.parallel(rows.len().div_ceil(per_task), &|index| {
         let from = index * per_task;
         let rows = &rows[from..(from + per_task).min(rows.len())];

@@ -4,7 +4,7 @@
 //! * stored ([`Weight::Stored`]), activations in f32: `|a-b| <= 1e-5 * terms` of `reference::matmul`;
 //! * packed ([`Weight::Packed`]), activations in int8: `|a-b| <= 1e-6 * sum(|w|) * max|x|` of `reference::matmul` on
 //!   [`reference::int8::rounded`](crate::reference::int8::rounded) activations. Rounding itself moves an activation by at
-//!   most 1/254 of the largest of its block of 32.
+//!   most 1/254 of the largest of its block of 32: about 0.4 % of a result's root mean square.
 //!
 //! Bit-identical for any number of threads and any other rows in the batch. `cols` must be a multiple of 16 (stored) or
 //! 32 (packed, as its layouts are). Cost beside the products: packed weights need 1.5 bytes an activation, kept by the
@@ -71,7 +71,8 @@ pub fn matmul(device: &Device, x: Rows<'_>, products: &mut [Product<'_>]) -> Res
     let (isa, body_set) = (device.isa(), int8::body_set(device.isa()));
     device.parallel(tasks.len(), &|index| match &tasks[index] {
         Task::Stored(task) => for_isa!(isa, matmul::run, task, &RowTask<'_>),
-        Task::Packed(task) => for_body_set!(body_set, int8::run, task, &GroupTask<'_>),
+        // SAFETY: `body_set` is one of this CPU's; shapes were checked above, and tasks have disjoint groups.
+        Task::Packed(task) => unsafe { int8::run(body_set, task) },
     });
     drop(tasks);
     ACTIVATIONS.set(quantised);

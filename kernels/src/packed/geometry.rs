@@ -39,12 +39,13 @@ impl Geometry {
     /// Of the layouts that can be packed.
     pub(crate) const fn of(dtype: Dtype) -> Option<Self> {
         let (blocks, head, bits) = match dtype {
-            Dtype::Q4_0 => (1, HALVES, 4),
+            Dtype::Q4_0 | Dtype::Iq4Nl => (1, HALVES, 4),
             Dtype::Q4_1 => (1, 2 * HALVES, 4),
             Dtype::Q5_0 => (1, HALVES, 5),
             Dtype::Q5_1 => (1, 2 * HALVES, 5),
             Dtype::Q8_0 => (1, HALVES, 8),
             Dtype::Q4K => (8, 2 * HALVES + 8 * 2 * ROWS, 4),
+            Dtype::Q5K => (8, 2 * HALVES + 8 * 2 * ROWS, 5),
             Dtype::Q6K => (8, HALVES + 8 * 2 * ROWS, 6),
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => return None,
         };
@@ -53,7 +54,7 @@ impl Geometry {
 
     /// Bytes of the values of a block.
     pub(crate) const fn block_bytes(self) -> usize {
-        if self.bits == 8 { 8 * STEP } else { (4 + self.bits - 4) * STEP }
+        self.bits * STEP
     }
 
     /// Bytes of a unit.

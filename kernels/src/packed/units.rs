@@ -36,7 +36,7 @@ fn geometry(dtype: Dtype) -> Geometry {
 /// Bytes of f16 before a stored block's values: none for the layout that has its scale behind them.
 fn halves(dtype: Dtype) -> usize {
     match dtype {
-        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K => 4,
+        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => 4,
         Dtype::Q6K => 0,
         _ => 2,
     }
@@ -47,7 +47,7 @@ fn pack_head(dtype: Dtype, stored: &[u8], unit: &mut [u8], row: usize) {
         unit[from * ROWS + 2 * row..][..2].copy_from_slice(&stored[from..from + 2]);
     }
     match dtype {
-        Dtype::Q4K => {
+        Dtype::Q4K | Dtype::Q5K => {
             let packed = &stored[4..16];
             for group in 0..8 {
                 let (scale, least) = match group {
@@ -76,7 +76,7 @@ fn unpack_head(dtype: Dtype, unit: &[u8], row: usize, stored: &mut [u8]) {
         stored[from..from + 2].copy_from_slice(&unit[from * ROWS + 2 * row..][..2]);
     }
     match dtype {
-        Dtype::Q4K => {
+        Dtype::Q4K | Dtype::Q5K => {
             let at = |group: usize| 2 * HALVES + 2 * group * ROWS + row;
             let packed = &mut stored[4..16];
             for group in 0..4 {
@@ -102,13 +102,17 @@ fn stored_values(dtype: Dtype, stored: &[u8], block: usize) -> Values {
     let halves = halves(dtype);
     for (index, value) in values.iter_mut().enumerate() {
         *value = match dtype {
-            Dtype::Q4_0 | Dtype::Q4_1 => nibble(&stored[halves..], index),
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Iq4Nl => nibble(&stored[halves..], index),
             Dtype::Q5_0 | Dtype::Q5_1 => {
                 let fifth = (stored[halves + index / 8] >> (index % 8)) & 1;
                 nibble(&stored[halves + 4..], index) | (fifth << 4)
             }
             Dtype::Q8_0 => stored[2 + index] ^ 0x80,
             Dtype::Q4K => (stored[16 + block / 2 * 32 + index] >> (block % 2 * 4)) & 15,
+            Dtype::Q5K => {
+                let low = stored[48 + block / 2 * 32 + index] >> (block % 2 * 4);
+                (low & 15) | (((stored[16 + index] >> block) & 1) << 4)
+            }
             Dtype::Q6K => {
                 let low = stored[block / 4 * 64 + block % 2 * 32 + index] >> (block % 4 / 2 * 4);
                 let high = stored[128 + block / 4 * 32 + index] >> (block % 4 * 2);
@@ -125,13 +129,17 @@ fn store_values(dtype: Dtype, values: &Values, block: usize, stored: &mut [u8]) 
     let halves = halves(dtype);
     for (index, value) in values.iter().enumerate() {
         match dtype {
-            Dtype::Q4_0 | Dtype::Q4_1 => stored[halves + index % 16] |= value << (index / 16 * 4),
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Iq4Nl => stored[halves + index % 16] |= value << (index / 16 * 4),
             Dtype::Q5_0 | Dtype::Q5_1 => {
                 stored[halves + index / 8] |= (value >> 4) << (index % 8);
                 stored[halves + 4 + index % 16] |= (value & 15) << (index / 16 * 4);
             }
             Dtype::Q8_0 => stored[2 + index] = value ^ 0x80,
             Dtype::Q4K => stored[16 + block / 2 * 32 + index] |= value << (block % 2 * 4),
+            Dtype::Q5K => {
+                stored[48 + block / 2 * 32 + index] |= (value & 15) << (block % 2 * 4);
+                stored[16 + index] |= (value >> 4) << block;
+            }
             Dtype::Q6K => {
                 stored[block / 4 * 64 + block % 2 * 32 + index] |= (value & 15) << (block % 4 / 2 * 4);
                 stored[128 + block / 4 * 32 + index] |= (value >> 4) << (block % 4 * 2);

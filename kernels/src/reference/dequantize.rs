@@ -61,8 +61,15 @@ fn decode_block(dtype: Dtype, block: &[u8], out: &mut [f32]) {
                 *out = f32::from(*value as i8) * scale;
             }
         }
-        Dtype::Q4K => decode_q4k(block, out),
+        Dtype::Q4K => decode_scaled_twice(block, &block[16..], out, |_, _| 0),
+        Dtype::Q5K => decode_scaled_twice(block, &block[48..], out, |group, at| (block[16 + at] >> group) & 1),
         Dtype::Q6K => decode_q6k(block, out),
+        Dtype::Iq4Nl => {
+            let scale = half(block);
+            for (index, out) in out.iter_mut().enumerate() {
+                *out = f32::from(IQ4_VALUES[usize::from(nibble(&block[2..], index))]) * scale;
+            }
+        }
     }
 }
 
@@ -76,8 +83,12 @@ fn fifth_bit(bytes: &[u8], index: usize) -> u8 {
     (bytes[index / 8] >> (index % 8)) & 1
 }
 
-/// 256 weights: scale, minimum, eight 6-bit `(scale, minimum)` in 12 bytes, then 4 times 64 values in 32 bytes.
-fn decode_q4k(block: &[u8], out: &mut [f32]) {
+/// What the 4-bit places of IQ4_NL stand for.
+pub(crate) const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Q4_K and Q5_K, 256 weights: scale, minimum, eight 6-bit `(scale, minimum)` in 12 bytes, then (in `low`) 4 times 64
+/// nibbles in 32 bytes; `fifth(group, index)` is the bit above the nibble.
+fn decode_scaled_twice(block: &[u8], low: &[u8], out: &mut [f32], fifth: impl Fn(usize, usize) -> u8) {
     let (scale, least) = (half(block), half(&block[2..]));
     let packed = &block[4..16];
     for group in 0..8 {
@@ -90,10 +101,10 @@ fn decode_q4k(block: &[u8], out: &mut [f32]) {
             )
         };
         let (d, m) = (scale * f32::from(d), least * f32::from(m));
-        let values = &block[16 + group / 2 * 32..][..32];
-        for (out, byte) in out[group * 32..][..32].iter_mut().zip(values) {
+        let values = &low[group / 2 * 32..][..32];
+        for (index, (out, byte)) in out[group * 32..][..32].iter_mut().zip(values).enumerate() {
             let value = if group % 2 == 0 { byte & 15 } else { byte >> 4 };
-            *out = d * f32::from(value) - m;
+            *out = d * f32::from(value | (fifth(group, index) << 4)) - m;
         }
     }
 }

@@ -43,8 +43,8 @@ pub fn weights(dtype: Dtype, shape: [usize; 2], source: &mut Source) -> Vec<u8> 
             Dtype::F32 => block.copy_from_slice(&source.value().to_le_bytes()),
             Dtype::F16 => scale(0, source),
             Dtype::Bf16 => block.copy_from_slice(&half::bf16::from_f32(source.value()).to_le_bytes()),
-            Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => scale(0, source),
-            Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K => {
+            Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 | Dtype::Iq4Nl => scale(0, source),
+            Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => {
                 scale(0, source);
                 scale(2, source);
             }

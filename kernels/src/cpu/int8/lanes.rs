@@ -5,6 +5,7 @@
 //! steps before it is drained, a [`Lanes::Wide`] takes eight steps of full bytes. Sums are exact integers, so every
 //! implementation gives the same ones.
 
+use super::activations::{self, ActivationBlock};
 use crate::cpu::simd::Simd;
 
 mod avx2;
@@ -29,6 +30,12 @@ pub(crate) trait Lanes: Simd {
     /// Partial sums of weights of 8 bits.
     type Wide: Copy;
 
+    /// Quantises whole blocks; `out` has a block for every 32 of `x`.
+    #[inline(always)]
+    unsafe fn quantise(x: &[f32], out: &mut [ActivationBlock]) {
+        activations::quantise(x, out);
+    }
+
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     unsafe fn put(to: *mut u8, bytes: Self::Bytes);
     unsafe fn and(a: Self::Bytes, mask: u8) -> Self::Bytes;
@@ -43,9 +50,16 @@ pub(crate) trait Lanes: Simd {
     unsafe fn four(from: *const u8) -> Self::Four;
     unsafe fn sum_zero() -> Self::Sum;
     unsafe fn sum_step(sum: Self::Sum, weights: Self::Bytes, x: Self::Four) -> Self::Sum;
+    /// Does nothing to the sums, but makes the compiler take this step for all of them before the next. Left alone it
+    /// goes step by step for one sum after the other and puts every broadcast into memory.
+    #[inline(always)]
+    unsafe fn hold(_sums: &mut [Self::Sum]) {}
     unsafe fn sum_end(sum: Self::Sum) -> Self::Ints;
     unsafe fn wide_zero() -> Self::Wide;
     unsafe fn wide_step(sum: Self::Wide, weights: Self::Bytes, x: Self::Four) -> Self::Wide;
+    /// As [`Lanes::hold`].
+    #[inline(always)]
+    unsafe fn hold_wide(_sums: &mut [Self::Wide]) {}
     unsafe fn wide_end(sum: Self::Wide) -> Self::Ints;
     unsafe fn ints_zero() -> Self::Ints;
     unsafe fn ints_add(a: Self::Ints, b: Self::Ints) -> Self::Ints;

@@ -7,6 +7,7 @@ use super::lanes::Lanes;
 use crate::{
     dtype::Dtype,
     packed::geometry::{Geometry, HALVES, ROWS, STEP},
+    reference::dequantize::IQ4_VALUES,
 };
 
 /// One block of a group.
@@ -104,11 +105,51 @@ impl<const BITS: usize, const ZERO: usize> Layout for Flat<BITS, ZERO> {
     }
 }
 
-/// Q4_K: scales and minimums are products of an f16 and six bits.
+/// IQ4_NL: nibbles that are looked up; read as bytes.
+pub(crate) struct Table;
+
+impl Table {
+    /// The byte of value `v` is `v + ZERO`.
+    const ZERO: i32 = 128;
+    const BYTES: [u8; 16] = {
+        let mut bytes = [0; 16];
+        let mut index = 0;
+        while index < 16 {
+            bytes[index] = (IQ4_VALUES[index] as i32 + Self::ZERO) as u8;
+            index += 1;
+        }
+        bytes
+    };
+}
+
+impl Layout for Table {
+    const BITS: usize = 8;
+    const PARTS: usize = 1;
+    #[inline(always)]
+    unsafe fn spot(group: *const u8, block: usize) -> Spot {
+        // SAFETY: the caller's promise.
+        unsafe { Flat::<4, 8>::spot(group, block) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Lanes>(spot: Spot, _part: usize, lane: usize) -> (S::V, S::V) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scale = S::load_f16(spot.unit.add(2 * lane));
+            (scale, S::mul(scale, S::splat(-(Self::ZERO as f32))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn step<S: Lanes>(spot: Spot, step: usize, lane: usize) -> S::Bytes {
+        // SAFETY: the caller's promise; the nibbles lie as in Q4_0.
+        unsafe { S::look_up(Flat::<4, 8>::step::<S>(spot, step, lane), &Self::BYTES) }
+    }
+}
+
+/// Q4_K and Q5_K: scales and minimums are products of an f16 and six bits.
 pub(crate) struct ScaledTwice<const BITS: usize>;
 
 impl<const BITS: usize> ScaledTwice<BITS> {
-    const GEOMETRY: Geometry = Geometry { bits: BITS, ..geometry(Dtype::Q4K) };
+    const GEOMETRY: Geometry = geometry(if BITS == 4 { Dtype::Q4K } else { Dtype::Q5K });
 }
 
 impl<const BITS: usize> Layout for ScaledTwice<BITS> {

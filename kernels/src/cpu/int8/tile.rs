@@ -4,6 +4,9 @@
 //! `offset · token sum` to one f32, blocks in order: the bits depend neither on what else is in the tile nor on where
 //! the range is cut.
 
+// Arrays of `R` by `T` registers are walked side by side; `zip` would hide which.
+#![allow(clippy::needless_range_loop)]
+
 use super::{
     activations::{BLOCK_BYTES, HALVES_AT, SCALE_AT, SUM_AT},
     lanes::Lanes,
@@ -46,61 +49,115 @@ pub(crate) unsafe fn run<S: Lanes, L: Layout, const R: usize, const T: usize>(
         for block in 0..blocks {
             let spot = L::spot(group, block);
             let x = Tokens { first: tokens.first.add(block * BLOCK_BYTES), stride: tokens.stride };
-            for part in 0..L::PARTS {
-                let ints = match L::BITS {
-                    8 => wide::<S, L, R, T>((spot, lane), x),
-                    _ => narrow::<S, L, R, T>((spot, lane), x, part),
-                };
-                let sum_at = if L::PARTS == 1 { SUM_AT } else { HALVES_AT + 4 * part };
-                for v in 0..R {
-                    let (scale, offset) = L::scales::<S>(spot, part, lane + v * S::LANES);
-                    for t in 0..T {
-                        let token = x.first.add(t * x.stride);
-                        let factor = S::mul(scale, S::splat(*token.add(SCALE_AT).cast::<f32>()));
-                        let sum = S::fma(S::ints_to_f32(ints[v][t]), factor, sums[v][t]);
-                        sums[v][t] = S::fma(offset, S::splat(*token.add(sum_at).cast::<f32>()), sum);
-                    }
-                }
+            part::<S, L, R, T>((spot, lane), x, 0, sums);
+            if L::PARTS == 2 {
+                part::<S, L, R, T>((spot, lane), x, 1, sums);
             }
         }
     }
 }
 
-/// Integer sums of one part of a block, weights of four to six bits.
+/// Adds the part of a block that shares a scale.
+///
+/// # Safety
+/// As for [`run`].
+#[inline(always)]
+unsafe fn part<S: Lanes, L: Layout, const R: usize, const T: usize>(
+    at: (Spot, usize),
+    x: Tokens,
+    part: usize,
+    sums: &mut Sums<S::V, R, T>,
+) {
+    let (spot, lane) = at;
+    let sum_at = if L::PARTS == 1 { SUM_AT } else { HALVES_AT + 4 * part };
+    // SAFETY: the caller's promise; steps stay below eight.
+    unsafe {
+        let ints = if L::BITS == 8 {
+            wide::<S, L, R, T>(at, x)
+        } else {
+            let (steps, depth) = (8 / L::PARTS, depth(L::BITS));
+            let mut ints = narrow::<S, L, R, T>(at, x, part * steps);
+            if depth < steps {
+                let more = narrow::<S, L, R, T>(at, x, part * steps + depth);
+                for v in 0..R {
+                    for t in 0..T {
+                        ints[v][t] = S::ints_add(ints[v][t], more[v][t]);
+                    }
+                }
+            }
+            ints
+        };
+        for v in 0..R {
+            let (scale, offset) = L::scales::<S>(spot, part, lane + v * S::LANES);
+            for t in 0..T {
+                let token = x.first.add(t * x.stride);
+                let factor = S::mul(scale, S::splat(*token.add(SCALE_AT).cast::<f32>()));
+                let sum = S::fma(S::ints_to_f32(ints[v][t]), factor, sums[v][t]);
+                sums[v][t] = S::fma(offset, S::splat(*token.add(sum_at).cast::<f32>()), sum);
+            }
+        }
+    }
+}
+
+/// Integer sums of as many steps as [`depth`] allows, from step `first`; weights of four to six bits.
+///
+/// Unrolled by hand, so that shifts are by constants.
 ///
 /// # Safety
 /// As for [`run`].
 #[inline(always)]
 unsafe fn narrow<S: Lanes, L: Layout, const R: usize, const T: usize>(
-    (spot, lane): (Spot, usize),
+    at: (Spot, usize),
     x: Tokens,
-    part: usize,
+    first: usize,
 ) -> [[S::Ints; T]; R] {
-    let (steps, depth) = (8 / L::PARTS, depth(L::BITS));
-    // SAFETY: the caller's promise; steps stay below eight.
+    // SAFETY: the caller's promise.
     unsafe {
+        let mut sums = [[S::sum_zero(); T]; R];
+        narrow_step::<S, L, R, T>(at, x, first, &mut sums);
+        narrow_step::<S, L, R, T>(at, x, first + 1, &mut sums);
+        if depth(L::BITS) >= 4 {
+            narrow_step::<S, L, R, T>(at, x, first + 2, &mut sums);
+            narrow_step::<S, L, R, T>(at, x, first + 3, &mut sums);
+        }
+        if depth(L::BITS) == 8 {
+            narrow_step::<S, L, R, T>(at, x, first + 4, &mut sums);
+            narrow_step::<S, L, R, T>(at, x, first + 5, &mut sums);
+            narrow_step::<S, L, R, T>(at, x, first + 6, &mut sums);
+            narrow_step::<S, L, R, T>(at, x, first + 7, &mut sums);
+        }
         let mut ints = [[S::ints_zero(); T]; R];
-        for from in (0..steps).step_by(depth) {
-            let mut sums = [[S::sum_zero(); T]; R];
-            for step in part * steps + from..part * steps + from + depth {
-                let mut weights = [L::step::<S>(spot, step, lane); R];
-                for v in 1..R {
-                    weights[v] = L::step::<S>(spot, step, lane + v * S::LANES);
-                }
-                for t in 0..T {
-                    let four = S::four(x.first.add(t * x.stride + 4 * step));
-                    for v in 0..R {
-                        sums[v][t] = S::sum_step(sums[v][t], weights[v], four);
-                    }
-                }
-            }
-            for v in 0..R {
-                for t in 0..T {
-                    ints[v][t] = S::ints_add(ints[v][t], S::sum_end(sums[v][t]));
-                }
+        for v in 0..R {
+            for t in 0..T {
+                ints[v][t] = S::sum_end(sums[v][t]);
             }
         }
         ints
+    }
+}
+
+/// # Safety
+/// As for [`run`].
+#[inline(always)]
+unsafe fn narrow_step<S: Lanes, L: Layout, const R: usize, const T: usize>(
+    (spot, lane): (Spot, usize),
+    x: Tokens,
+    step: usize,
+    sums: &mut [[S::Sum; T]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut weights = [L::step::<S>(spot, step, lane); R];
+        for v in 1..R {
+            weights[v] = L::step::<S>(spot, step, lane + v * S::LANES);
+        }
+        for t in 0..T {
+            let four = S::four(x.first.add(t * x.stride + 4 * step));
+            for v in 0..R {
+                sums[v][t] = S::sum_step(sums[v][t], weights[v], four);
+            }
+        }
+        S::hold(sums.as_flattened_mut());
     }
 }
 
@@ -109,22 +166,18 @@ unsafe fn narrow<S: Lanes, L: Layout, const R: usize, const T: usize>(
 /// # Safety
 /// As for [`run`].
 #[inline(always)]
-unsafe fn wide<S: Lanes, L: Layout, const R: usize, const T: usize>(
-    (spot, lane): (Spot, usize),
-    x: Tokens,
-) -> [[S::Ints; T]; R] {
+unsafe fn wide<S: Lanes, L: Layout, const R: usize, const T: usize>(at: (Spot, usize), x: Tokens) -> [[S::Ints; T]; R] {
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[S::wide_zero(); T]; R];
-        for step in 0..8 {
-            for v in 0..R {
-                let weights = L::step::<S>(spot, step, lane + v * S::LANES);
-                for t in 0..T {
-                    let four = S::four(x.first.add(t * x.stride + 4 * step));
-                    sums[v][t] = S::wide_step(sums[v][t], weights, four);
-                }
-            }
-        }
+        wide_step::<S, L, R, T>(at, x, 0, &mut sums);
+        wide_step::<S, L, R, T>(at, x, 1, &mut sums);
+        wide_step::<S, L, R, T>(at, x, 2, &mut sums);
+        wide_step::<S, L, R, T>(at, x, 3, &mut sums);
+        wide_step::<S, L, R, T>(at, x, 4, &mut sums);
+        wide_step::<S, L, R, T>(at, x, 5, &mut sums);
+        wide_step::<S, L, R, T>(at, x, 6, &mut sums);
+        wide_step::<S, L, R, T>(at, x, 7, &mut sums);
         let mut ints = [[S::ints_zero(); T]; R];
         for v in 0..R {
             for t in 0..T {
@@ -132,5 +185,27 @@ unsafe fn wide<S: Lanes, L: Layout, const R: usize, const T: usize>(
             }
         }
         ints
+    }
+}
+
+/// # Safety
+/// As for [`run`].
+#[inline(always)]
+unsafe fn wide_step<S: Lanes, L: Layout, const R: usize, const T: usize>(
+    (spot, lane): (Spot, usize),
+    x: Tokens,
+    step: usize,
+    sums: &mut [[S::Wide; T]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for v in 0..R {
+            let weights = L::step::<S>(spot, step, lane + v * S::LANES);
+            for t in 0..T {
+                let four = S::four(x.first.add(t * x.stride + 4 * step));
+                sums[v][t] = S::wide_step(sums[v][t], weights, four);
+            }
+        }
+        S::hold_wide(sums.as_flattened_mut());
     }
 }

@@ -5,7 +5,10 @@
 use std::arch::x86_64::*;
 
 use super::Lanes;
-use crate::cpu::simd::avx512::Avx512;
+use crate::cpu::{
+    int8::activations::ActivationBlock,
+    simd::{avx2::Avx2, avx512::Avx512},
+};
 
 impl Lanes for Avx512 {
     const NARROW: usize = 1;
@@ -16,6 +19,11 @@ impl Lanes for Avx512 {
     type Sum = __m512i;
     type Wide = __m512i;
 
+    #[inline(always)]
+    unsafe fn quantise(x: &[f32], out: &mut [ActivationBlock]) {
+        // SAFETY: the caller's promise; AVX-512 comes with AVX2.
+        unsafe { <Avx2 as Lanes>::quantise(x, out) }
+    }
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> Self::Bytes {
         // SAFETY: the caller's promise (64 bytes), here and below.

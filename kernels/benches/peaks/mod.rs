@@ -1,0 +1,185 @@
+//! What this machine can do, measured in the same run on as many threads as the kernels use: multiply-adds of f32 and of
+//! int8 that stay in registers, and reads of 192 KiB (second-level cache), 8 MiB (third-level) and 256 MiB (memory) a
+//! thread. Each is the best of some rounds. Cost: a quarter of a second a call, 256 MiB a thread.
+
+use std::{
+    hint::black_box,
+    sync::Barrier,
+    time::{Duration, Instant},
+};
+
+use kernels::Isa;
+
+/// Of `threads` threads together; operations count a multiplication and an addition each.
+#[derive(Debug, Clone, Copy)]
+pub struct Peaks {
+    pub f32_gflops: f64,
+    pub int8_gops: f64,
+    pub l2_gbytes: f64,
+    pub l3_gbytes: f64,
+    pub memory_gbytes: f64,
+}
+
+impl Peaks {
+    pub fn measure(threads: usize) -> Self {
+        const TURNS: usize = 20_000;
+        let read = |words: usize, rounds: usize| {
+            let memory: Vec<Vec<u64>> = (0..threads).map(|_| vec![1; words]).collect();
+            let times = (4 << 20) / words.min(4 << 20);
+            let work = (words * 8 * times * threads) as f64;
+            work / 1e9 / together(threads, rounds, |thread| (0..times).for_each(|_| sum(&memory[thread])))
+        };
+        let operations = |lanes: usize| (2 * TURNS * lanes * threads) as f64 / 1e9;
+        Self {
+            f32_gflops: operations(f32_lanes()) / together(threads, 20, |_| f32_loop(TURNS)),
+            int8_gops: operations(int8_lanes()) / together(threads, 20, |_| int8_loop(TURNS)),
+            l2_gbytes: read(24 << 10, 10),
+            l3_gbytes: read(1 << 20, 10),
+            memory_gbytes: read(32 << 20, 3),
+        }
+    }
+}
+
+/// Best seconds of `rounds` in which every thread runs `body` once; the slowest thread counts.
+fn together(threads: usize, rounds: usize, body: impl Fn(usize) + Sync) -> f64 {
+    let barrier = Barrier::new(threads);
+    let round = |thread: usize| {
+        body(thread);
+        let mut all = Vec::new();
+        for _ in 0..rounds {
+            barrier.wait();
+            let start = Instant::now();
+            body(thread);
+            all.push(start.elapsed());
+        }
+        all
+    };
+    let times: Vec<Vec<Duration>> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || round(thread))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("a peak's loop does not panic")).collect()
+    });
+    (0..rounds)
+        .map(|index| times.iter().map(|thread| thread[index].as_secs_f64()).fold(0.0, f64::max))
+        .fold(f64::INFINITY, f64::min)
+}
+
+fn sum(memory: &[u64]) {
+    let mut sums = [0u64; 16];
+    for some in memory.chunks_exact(16) {
+        for (sum, value) in sums.iter_mut().zip(some) {
+            *sum = sum.wrapping_add(*value);
+        }
+    }
+    black_box(sums);
+}
+
+/// True where the int8 bodies use AVX-512.
+fn vnni() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return Isa::detect() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+fn f32_lanes() -> usize {
+    if Isa::detect() == Isa::Avx512 { 12 * 16 } else { 12 * 8 }
+}
+
+fn int8_lanes() -> usize {
+    if vnni() { 12 * 64 } else { 12 * 32 }
+}
+
+fn f32_loop(turns: usize) {
+    #[cfg(target_arch = "x86_64")]
+    match Isa::detect() {
+        // SAFETY: the CPU has the instructions.
+        Isa::Avx512 => return unsafe { x86::f32_avx512(turns) },
+        // SAFETY: as above.
+        Isa::Avx2 => return unsafe { x86::f32_avx2(turns) },
+        Isa::Portable => {}
+    }
+    let mut sums = [[0.5f32; 8]; 12];
+    for _ in 0..turns {
+        for sum in sums.iter_mut().flatten() {
+            *sum = *sum * 0.999 + 0.001;
+        }
+    }
+    black_box(sums);
+}
+
+fn int8_loop(turns: usize) {
+    #[cfg(target_arch = "x86_64")]
+    match Isa::detect() {
+        // SAFETY: the CPU has the instructions.
+        Isa::Avx512 if vnni() => return unsafe { x86::int8_vnni(turns) },
+        // SAFETY: as above.
+        Isa::Avx512 | Isa::Avx2 => return unsafe { x86::int8_avx2(turns) },
+        Isa::Portable => {}
+    }
+    let (mut sums, a, b) = ([[0i32; 8]; 12], black_box([3i16; 32]), black_box([5i16; 32]));
+    for _ in 0..turns {
+        for sum in &mut sums {
+            for (lane, sum) in sum.iter_mut().enumerate() {
+                for k in 0..4 {
+                    *sum = sum.wrapping_add(i32::from(a[4 * lane + k]) * i32::from(b[4 * lane + k]));
+                }
+            }
+        }
+    }
+    black_box(sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::{arch::x86_64::*, hint::black_box};
+
+    #[target_feature(enable = "avx2,fma")]
+    pub fn f32_avx2(turns: usize) {
+        let (a, b) = (_mm256_set1_ps(black_box(0.999)), _mm256_set1_ps(black_box(0.001)));
+        let mut sums = [b; 12];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub fn f32_avx512(turns: usize) {
+        let (a, b) = (_mm512_set1_ps(black_box(0.999)), _mm512_set1_ps(black_box(0.001)));
+        let mut sums = [b; 12];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+
+    /// Multiply pairs of bytes and add them up in 16 bits: what the 4-bit body does, without loads and scales. One
+    /// operand is a running sum, so that no multiplication can leave the loop.
+    #[target_feature(enable = "avx2")]
+    pub fn int8_avx2(turns: usize) {
+        let a = _mm256_set1_epi8(black_box(3));
+        let mut sums = [_mm256_set1_epi8(black_box(1)); 12];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(a, *sum));
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub fn int8_vnni(turns: usize) {
+        let (a, b) = (_mm512_set1_epi8(black_box(3)), _mm512_set1_epi8(black_box(5)));
+        let mut sums = [_mm512_setzero_si512(); 12];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+}
