@@ -89,7 +89,9 @@ fn dtype(type_id: u32) -> Option<Dtype> {
         7 => Dtype::Q5_1,
         8 => Dtype::Q8_0,
         12 => Dtype::Q4K,
+        13 => Dtype::Q5K,
         14 => Dtype::Q6K,
+        20 => Dtype::Iq4Nl,
         30 => Dtype::Bf16,
         _ => return None,
     })
@@ -106,7 +108,9 @@ pub(in crate::model) fn type_id(dtype: Dtype) -> u32 {
         Dtype::Q5_1 => 7,
         Dtype::Q8_0 => 8,
         Dtype::Q4K => 12,
+        Dtype::Q5K => 13,
         Dtype::Q6K => 14,
+        Dtype::Iq4Nl => 20,
         Dtype::Bf16 => 30,
     }
 }
