@@ -23,7 +23,7 @@ pub const HIDDEN: usize = 64;
 pub const FEED_FORWARD: usize = 96;
 pub const HEADS: usize = 4;
 pub const KV_HEADS: usize = 2;
-pub const CONTEXT: usize = 512;
+pub const CONTEXT: usize = 4096;
 /// Positions that a token of a local layer attends to.
 pub const WINDOW: usize = 24;
 

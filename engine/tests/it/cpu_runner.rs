@@ -94,7 +94,7 @@ proptest! {
 /// Guarantees: the same logits, bit for bit, as in small chunks.
 #[test]
 fn large_batches_are_cut_without_a_trace() {
-    let texts = [tokens(1, 500), tokens(2, 300), tokens(3, 512)];
+    let texts = [tokens(1, 500), tokens(2, 300), tokens(3, 4096)];
     let mut runner = runner(2, 16, 96);
     let blocks = |index: u32| -> Vec<u32> { (index * 32..index * 32 + 32).collect() };
     let slots = texts.iter().zip(0..).map(|(text, index)| slot(u64::from(index), (text, 0), &blocks(index))).collect();
@@ -145,7 +145,7 @@ fn wrong_batches_are_refused() {
         (vec![slot(9, (&[], 0), &[0])], "sequence 9: no new tokens"),
         (vec![slot(9, (&[9999], 0), &[0])], "sequence 9: token is 9999, expected below 267"),
         (vec![slot(9, (&[1], 4), &[0])], "block table has 1 blocks, expected 2"),
-        (vec![slot(9, (&[1], usize::MAX), &[0])], "expected below 512"),
+        (vec![slot(9, (&[1], usize::MAX), &[0])], "expected below 4096"),
         (vec![slot(9, (&[1], 0), &[4])], "block is 4, expected below 4"),
         (vec![good.clone(), slot(8, (&[1], 1), &[0])], "sequence 8: block 0 is written by sequence 9 too"),
     ] {
@@ -159,7 +159,7 @@ fn wrong_batches_are_refused() {
     // An empty batch is a batch without logits.
     assert!(step(&mut runner, Vec::new()).is_empty());
     let shape = runner.shape();
-    assert_eq!((shape.vocab, shape.context, shape.block_size, shape.blocks), (267, 512, 4, 4));
+    assert_eq!((shape.vocab, shape.context, shape.block_size, shape.blocks), (267, 4096, 4, 4));
     // Two layers, keys and values, two heads of 16, four positions, f32.
     assert_eq!(shape.block_bytes, 2 * 2 * 2 * 16 * 4 * 4);
 }

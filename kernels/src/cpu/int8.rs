@@ -118,11 +118,15 @@ struct Fill {
     to: *mut u8,
 }
 
-/// Runs a task with the bodies of `isa`, a set that [`body_set`] gave.
-///
+/// Runs a task with the bodies of `isa`, a set that [`body_set`] gave; `ops` has checked its shapes.
+pub(crate) fn run_task(isa: Isa, task: &GroupTask<'_>) {
+    // SAFETY: `body_set` gives only sets that the CPU has; `ops` checks shapes before it makes tasks.
+    unsafe { run(isa, task) }
+}
+
 /// # Safety
 /// The CPU has `isa`; the task's groups exist, `x` and `out` have the sizes named.
-pub(crate) unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
+unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
     let blocks = task.weight.cols() / BLOCK;
     let tokens = task.x.len() / blocks;
     let chunk = (TOKEN_BYTES / (blocks * BLOCK_BYTES)).max(1).next_multiple_of(LARGEST_TILE);

@@ -71,8 +71,7 @@ pub fn matmul(device: &Device, x: Rows<'_>, products: &mut [Product<'_>]) -> Res
     let (isa, body_set) = (device.isa(), int8::body_set(device.isa()));
     device.parallel(tasks.len(), &|index| match &tasks[index] {
         Task::Stored(task) => for_isa!(isa, matmul::run, task, &RowTask<'_>),
-        // SAFETY: `body_set` is one of this CPU's; shapes were checked above, and tasks have disjoint groups.
-        Task::Packed(task) => unsafe { int8::run(body_set, task) },
+        Task::Packed(task) => int8::run_task(body_set, task),
     });
     drop(tasks);
     ACTIVATIONS.set(quantised);

@@ -15,12 +15,12 @@ use super::{completion, stream};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_worker_is_not_noticed_by_its_clients() {
     let Some(server) = Server::start("[workers]\nrestart_backoff = \"50ms\"\n").await else { return };
-    let greedy = completion("the quick brown fox", 450);
-    let mut seeded = completion("jumps over the lazy dog", 450);
+    let greedy = completion("the quick brown fox", 2000);
+    let mut seeded = completion("jumps over the lazy dog", 2000);
     seeded["temperature"] = json!(0.9);
     seeded["seed"] = json!(11);
     seeded["presence_penalty"] = json!(0.5);
-    let neighbour = completion("another request", 450);
+    let neighbour = completion("another request", 2000);
     let calm = stream(&server, neighbour.clone(), |_| {}).await;
     for (round, body) in [greedy, seeded].into_iter().enumerate() {
         let undisturbed = stream(&server, body.clone(), |_| {}).await;
