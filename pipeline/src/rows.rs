@@ -118,6 +118,20 @@ pub struct KvEventRow {
 row!(KvEventRow => KvEvents);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SpeculationRow {
+    pub at: Micros,
+    pub instance: u32,
+    pub epoch: u64,
+    pub class: String,
+    pub state: String,
+    pub predicted_gain: f32,
+    pub drawn: u64,
+    pub proposed: u64,
+    pub accepted: u64,
+}
+row!(SpeculationRow => Speculation);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InstanceRow {
     pub at: Micros,
     pub instance: u32,

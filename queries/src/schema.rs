@@ -30,12 +30,14 @@ pub enum Topic {
     RequestDistribution,
     /// View: what routing believes of each instance (SPEC C4).
     InstanceLoad,
+    /// One row each time an instance switches speculation on or off for a class of requests (SPEC D2).
+    Speculation,
     /// Faults of Evenkeel itself: a full disk, a dead worker, a refused row.
     Faults,
 }
 
 impl Topic {
-    pub const ALL: [Topic; 9] = [
+    pub const ALL: [Topic; 10] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::EngineSteps,
@@ -44,6 +46,7 @@ impl Topic {
         Topic::AtomLoad,
         Topic::RequestDistribution,
         Topic::InstanceLoad,
+        Topic::Speculation,
         Topic::Faults,
     ];
 
@@ -58,6 +61,7 @@ impl Topic {
             Topic::AtomLoad => "atom_load",
             Topic::RequestDistribution => "request_distribution",
             Topic::InstanceLoad => "instance_load",
+            Topic::Speculation => "speculation",
             Topic::Faults => "faults",
         }
     }
@@ -99,6 +103,7 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::AtomLoad => atom_load(),
         Topic::RequestDistribution => request_distribution(),
         Topic::InstanceLoad => instance_load(),
+        Topic::Speculation => speculation(),
         Topic::Faults => faults(),
     }
 }
@@ -234,7 +239,7 @@ fn kv_events() -> Vec<Field> {
         optional(number("block_hash", DataType::UInt64, "", "chained XXH3-64 of the block, seed 1337")),
         optional(number("parent_hash", DataType::UInt64, "", "hash of the block before it")),
         optional(text("level", "L1 (device) or L2 (host)")),
-        optional(number("tokens", DataType::UInt32, "tokens", "tokens in the block")),
+        optional(number("tokens", DataType::UInt32, "tokens", "tokens in the block; of a hit: tokens reused")),
     ]
 }
 
@@ -302,6 +307,20 @@ fn instance_load() -> Vec<Field> {
         optional(number("prefill_tokens_per_second", DataType::Float64, "tokens/s", "learnt prefill rate")),
         optional(number("decode_step_seconds", DataType::Float64, "s", "learnt duration of a decode step")),
         optional(number("tokens_per_second", DataType::Float64, "tokens/s", "generated in the last second")),
+    ]
+}
+
+fn speculation() -> Vec<Field> {
+    vec![
+        at("end of the step in which it was switched"),
+        number("instance", DataType::UInt32, "", "instance"),
+        number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
+        text("class", "class of requests: lane L1, L2 or L3, or a class that the caller named"),
+        text("state", "active: guesses are verified; cool: they would lose, and are only probed"),
+        number("predicted_gain", DataType::Float32, "", "tokens a second with guesses over without, as predicted"),
+        number("drawn", DataType::UInt64, "tokens", "tokens of the class since the incarnation began"),
+        number("proposed", DataType::UInt64, "tokens", "guessed tokens that were verified"),
+        number("accepted", DataType::UInt64, "tokens", "of these, how many were right"),
     ]
 }
 

@@ -68,6 +68,25 @@ pub enum Mode {
     Off,
 }
 
+/// What a worker computes products in; see `engine::model::Arithmetic`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Arithmetic {
+    Int8,
+    F32,
+}
+
+/// Who guesses tokens ahead, if anybody (SPEC D2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Speculation {
+    Off,
+    PromptLookup,
+    Draft,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workers {
@@ -79,6 +98,11 @@ pub struct Workers {
     pub running_max: usize,
     pub waiting_max: usize,
     pub prefix_cache: Mode,
+    pub arithmetic: Arithmetic,
+    pub speculation: Speculation,
+    pub draft_model: String,
+    pub draft_tokens_max: usize,
+    pub verify_interval: usize,
     #[serde(with = "humantime_serde")]
     pub start_timeout: Duration,
     #[serde(with = "humantime_serde")]

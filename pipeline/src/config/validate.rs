@@ -1,6 +1,6 @@
 //! The checks that types cannot make. Each names the key, the value and what would be right.
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Speculation};
 
 pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     let w = &config.workers;
@@ -19,6 +19,14 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         "workers.running_max",
         w.running_max,
         "at most workers.token_budget, since each running sequence takes a token of it",
+    )?;
+    require((1..=16).contains(&w.draft_tokens_max), "workers.draft_tokens_max", w.draft_tokens_max, "1 to 16")?;
+    require(w.verify_interval >= 1, "workers.verify_interval", w.verify_interval, "at least 1")?;
+    require(
+        w.speculation != Speculation::Draft || !w.draft_model.is_empty(),
+        "workers.draft_model",
+        "empty",
+        "the path of a .gguf file, since workers.speculation is \"draft\"",
     )?;
     require(w.waiting_max >= 1, "workers.waiting_max", w.waiting_max, "at least 1")?;
     require(config.bus.flush_rows >= 1, "bus.flush_rows", config.bus.flush_rows, "at least 1")?;

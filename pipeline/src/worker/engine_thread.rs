@@ -245,11 +245,16 @@ impl EngineThread {
         self.status.running.store(report.stats.running, Ordering::Relaxed);
         self.status.waiting.store(report.stats.waiting, Ordering::Relaxed);
         let step_us = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
-        let StepReport { outputs, kv_events, stats, .. } = report;
+        let StepReport { outputs, kv_events, stats, speculation, draft_error } = report;
+        if let Some(error) = draft_error {
+            tracing::warn!(%error, "the draft model failed; this step ran without guesses");
+        }
         for output in outputs {
             self.deliver(output);
         }
-        self.sink.step(now.saturating_add(step_us), step_us, stats, kv_events);
+        let at = now.saturating_add(step_us);
+        self.sink.step(at, step_us, stats, kv_events);
+        self.sink.speculation(at, speculation);
     }
 
     fn deliver(&mut self, output: SequenceOutput) {

@@ -30,7 +30,7 @@ use crate::ids::ProcessEpoch;
 
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Topics that workers publish; the others are written in `serve` alone.
-const REMOTE_TOPICS: [Topic; 2] = [Topic::EngineSteps, Topic::KvEvents];
+const REMOTE_TOPICS: [Topic; 3] = [Topic::EngineSteps, Topic::KvEvents, Topic::Speculation];
 
 /// A batch from another process.
 #[derive(Debug, Clone)]

@@ -7,8 +7,12 @@ use std::{path::Path, sync::Arc};
 
 use engine::{
     detokenizer::TokenBytes,
-    model::{Arithmetic, Model},
-    runner::cpu::{CpuRunner, CpuRunnerOptions},
+    model::{Arithmetic, Gguf, Model},
+    runner::{
+        ModelRunner,
+        cpu::{CpuRunner, CpuRunnerOptions},
+    },
+    speculation::vocabulary::same_vocabulary,
     tokenizer::Tokenizer,
 };
 
@@ -16,6 +20,7 @@ use super::{
     model::{ModelSetupError, Parts, blocks_for},
     options::WorkerOptions,
 };
+use crate::config;
 
 /// Bytes of a tokenizer's tokens, for the engine's detokeniser.
 struct ModelTokens(Tokenizer);
@@ -28,8 +33,35 @@ impl TokenBytes for ModelTokens {
 
 pub(super) fn load(path: &Path, options: &WorkerOptions) -> Result<Parts, ModelSetupError> {
     let failed = |problem: String| ModelSetupError::Load { path: path.to_path_buf(), problem };
-    let model = Model::load(path, Arithmetic::Int8).map_err(|error| failed(error.to_string()))?;
+    let model = Model::load(path, arithmetic(options)).map_err(|error| failed(error.to_string()))?;
     let tokenizer = Tokenizer::from_gguf(model.gguf()).map_err(|error| failed(error.to_string()))?;
+    let runner = runner(model, options, failed)?;
+    Ok((Box::new(runner), Arc::new(ModelTokens(tokenizer))))
+}
+
+/// The model that drafts, with a quarter of the KV memory's bytes of its own.
+pub(super) fn load_draft(options: &WorkerOptions) -> Result<Box<dyn ModelRunner>, ModelSetupError> {
+    let path = Path::new(options.draft_model.as_deref().ok_or(ModelSetupError::NoDraft)?);
+    let failed = |problem: String| ModelSetupError::Draft { path: path.to_path_buf(), problem };
+    let target = Gguf::open(options.model.as_ref()).map_err(|error| failed(error.to_string()))?;
+    let model = Model::load(path, arithmetic(options)).map_err(|error| failed(error.to_string()))?;
+    same_vocabulary(&target, model.gguf()).map_err(|error| failed(error.to_string()))?;
+    let smaller = WorkerOptions { kv_bytes_max: options.kv_bytes_max / 4, ..options.clone() };
+    Ok(Box::new(runner(model, &smaller, failed)?))
+}
+
+fn arithmetic(options: &WorkerOptions) -> Arithmetic {
+    match options.arithmetic {
+        config::Arithmetic::Int8 => Arithmetic::Int8,
+        config::Arithmetic::F32 => Arithmetic::F32,
+    }
+}
+
+fn runner(
+    model: Arc<Model>,
+    options: &WorkerOptions,
+    failed: impl Fn(String) -> ModelSetupError,
+) -> Result<CpuRunner, ModelSetupError> {
     let config = model.config();
     let token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size_of::<f32>();
     let block_bytes = (token_bytes as u64).saturating_mul(options.block_size as u64);
@@ -38,6 +70,5 @@ pub(super) fn load(path: &Path, options: &WorkerOptions) -> Result<Parts, ModelS
         block_size: options.block_size,
         blocks: blocks_for(options, block_bytes)?,
     };
-    let runner = CpuRunner::new(model, runner_options).map_err(|error| failed(error.to_string()))?;
-    Ok((Box::new(runner), Arc::new(ModelTokens(tokenizer))))
+    CpuRunner::new(model, runner_options).map_err(|error| failed(error.to_string()))
 }

@@ -13,6 +13,7 @@ use engine::{
         ModelRunner, RunnerShape,
         simulated::{CostModel, PagingCheck, SimulatedRunner},
     },
+    speculation::config::{Speculation, SpeculationLimits},
     stop::TokenBytes,
 };
 
@@ -20,9 +21,12 @@ use super::{
     options::{CacheMode, WorkerOptions},
     paced::{NumberedTokens, Paced},
 };
+use crate::config;
 
 /// The model name that stands for an engine without a model.
 pub const SIMULATED: &str = "simulated";
+/// Tokens that must agree before prompt lookup guesses the next.
+const LOOKUP_MATCH: usize = 3;
 /// KV bytes of one token in the simulated model.
 const SIMULATED_TOKEN_BYTES: u64 = 46_080;
 
@@ -31,6 +35,10 @@ const SIMULATED_TOKEN_BYTES: u64 = 46_080;
 pub enum ModelSetupError {
     #[error("--model = {path}: {problem}", path = path.display())]
     Load { path: PathBuf, problem: String },
+    #[error("--draft-model is not given; expected the path of a .gguf file, since --speculation is draft")]
+    NoDraft,
+    #[error("--draft-model = {path}: {problem}", path = path.display())]
+    Draft { path: PathBuf, problem: String },
     #[error("--kv-bytes-max = {given}: one block of {block_size} tokens takes {needed} bytes; expected at least that")]
     TooLittleMemory { given: u64, needed: u64, block_size: usize },
     #[error(transparent)]
@@ -51,9 +59,25 @@ pub fn build(options: &WorkerOptions) -> Result<Engine, ModelSetupError> {
             CacheMode::On => PrefixCacheMode::On,
             CacheMode::Off => PrefixCacheMode::Off,
         },
+        speculation: speculation(options),
         ..EngineConfig::default()
     };
-    Ok(Engine::new(config, runner, vocabulary)?)
+    match options.speculation {
+        config::Speculation::Draft => {
+            let draft = super::gguf::load_draft(options)?;
+            Ok(Engine::with_draft(config, runner, draft, vocabulary)?)
+        }
+        config::Speculation::Off | config::Speculation::PromptLookup => Ok(Engine::new(config, runner, vocabulary)?),
+    }
+}
+
+fn speculation(options: &WorkerOptions) -> Speculation {
+    let limits = SpeculationLimits { max_draft: options.draft_tokens_max, verify_interval: options.verify_interval };
+    match options.speculation {
+        config::Speculation::Off => Speculation::Off,
+        config::Speculation::PromptLookup => Speculation::PromptLookup { limits, min_match: LOOKUP_MATCH },
+        config::Speculation::Draft => Speculation::Draft { limits },
+    }
 }
 
 /// A runner and the bytes of its tokens.

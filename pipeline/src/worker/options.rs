@@ -7,7 +7,7 @@ use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
 use clap::ValueEnum;
 
-use crate::config::Mode;
+use crate::config::{Arithmetic, Mode, Speculation};
 
 /// What ends a worker besides a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -74,6 +74,21 @@ pub struct WorkerOptions {
     pub waiting_max: usize,
     #[arg(long, value_enum, default_value = "on")]
     pub prefix_cache: CacheMode,
+    /// What products with quantised weights are computed in
+    #[arg(long, value_enum, default_value = "int8")]
+    pub arithmetic: Arithmetic,
+    /// Who guesses tokens ahead; the output is the same
+    #[arg(long, value_enum, default_value = "off")]
+    pub speculation: Speculation,
+    /// Path of the .gguf file that drafts
+    #[arg(long)]
+    pub draft_model: Option<String>,
+    /// Most tokens guessed for a sequence in a step, 1 to 16
+    #[arg(long, default_value_t = 8)]
+    pub draft_tokens_max: usize,
+    /// Tokens between two probes while guesses do not pay
+    #[arg(long, default_value_t = 32)]
+    pub verify_interval: usize,
     /// A step that takes longer is reported as a fault to health checks
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     pub step_time_max: Duration,
@@ -108,7 +123,7 @@ impl WorkerOptions {
     pub fn to_args(&self) -> Vec<OsString> {
         let text = |duration: Duration| humantime::format_duration(duration).to_string();
         let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
-        let pairs: [(&str, Option<String>); 22] = [
+        let pairs: [(&str, Option<String>); 27] = [
             ("model", Some(self.model.clone())),
             ("model-name", Some(self.model_name.clone())),
             ("instance", Some(self.instance.to_string())),
@@ -122,6 +137,11 @@ impl WorkerOptions {
             ("running-max", Some(self.running_max.to_string())),
             ("waiting-max", Some(self.waiting_max.to_string())),
             ("prefix-cache", name(self.prefix_cache.to_possible_value())),
+            ("arithmetic", name(self.arithmetic.to_possible_value())),
+            ("speculation", name(self.speculation.to_possible_value())),
+            ("draft-model", self.draft_model.clone()),
+            ("draft-tokens-max", Some(self.draft_tokens_max.to_string())),
+            ("verify-interval", Some(self.verify_interval.to_string())),
             ("step-time-max", Some(text(self.step_time_max))),
             ("drain-timeout", Some(text(self.drain_timeout))),
             ("flush-rows", Some(self.flush_rows.to_string())),
@@ -191,6 +211,11 @@ mod tests {
                 step_time_max: Duration::from_millis(step_ms),
                 flush_interval: Duration::from_micros(flush_us),
                 prefix_cache: CacheMode::Off,
+                arithmetic: Arithmetic::F32,
+                speculation: Speculation::Draft,
+                draft_model: Some("a draft.gguf".into()),
+                draft_tokens_max: 3,
+                verify_interval: 7,
                 lifetime: Lifetime::Signal,
                 simulated_pace: pace,
                 ..WorkerOptions::for_model(model)

@@ -35,7 +35,7 @@ use super::{
 use crate::{
     ids::{InstanceId, ProcessEpoch},
     proto::worker_server::WorkerServer,
-    rows::{EngineStepRow, KvEventRow},
+    rows::{EngineStepRow, KvEventRow, SpeculationRow},
 };
 
 /// How long a worker lives on after its stdin has closed.
@@ -175,6 +175,7 @@ struct NoOutlet;
 impl RowOutlet for NoOutlet {
     fn engine_step(&self, _: EngineStepRow) {}
     fn kv_events(&self, _: Vec<KvEventRow>) {}
+    fn speculation(&self, _: SpeculationRow) {}
 }
 
 fn announce(ready: &ReadyLine) -> io::Result<()> {

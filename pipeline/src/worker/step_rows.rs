@@ -1,28 +1,34 @@
-//! Step reports as rows of the bus: one `engine_steps` row a step, one `kv_events` row a change of the prefix cache.
+//! Step reports as rows of the bus: one `engine_steps` row a step, one `kv_events` row a change or use of the prefix cache,
+//! one `speculation` row a class that was switched on or off.
 //!
 //! Invariant: `kv_events.seq` counts from 1 without gaps in an incarnation, so a reader that sees a gap knows its view is
 //! incomplete (SPEC C4). Cost: one small allocation a KV event. State: one counter.
 
 use engine::{
     events::{KvEvent, Level},
+    request::{Lane, RequestClass},
+    speculation::report::{SpeculationChange, SpeculationClass, SpeculationState},
     step::StepStats,
 };
 
 use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
-    rows::{EngineStepRow, KvEventRow},
+    rows::{EngineStepRow, KvEventRow, SpeculationRow},
 };
 
 /// Takes what a step did. Called on the engine thread, so it must not wait.
 pub trait StepSink: Send {
     /// `at` is the end of the step, `step_us` its duration.
     fn step(&mut self, at: Micros, step_us: i64, stats: StepStats, events: Vec<KvEvent>);
+    /// Takes what the step at `at` switched.
+    fn speculation(&mut self, at: Micros, changes: Vec<SpeculationChange>);
 }
 
 /// Where rows go. Must not wait: an implementation drops and counts at its bound.
 pub trait RowOutlet: Send + Sync {
     fn engine_step(&self, row: EngineStepRow);
     fn kv_events(&self, rows: Vec<KvEventRow>);
+    fn speculation(&self, row: SpeculationRow);
 }
 
 /// Turns step reports of one incarnation into rows.
@@ -109,6 +115,34 @@ impl<O: RowOutlet> StepSink for StepRows<O> {
             l2_blocks_used: stats.l2_blocks_used,
         });
     }
+
+    fn speculation(&mut self, at: Micros, changes: Vec<SpeculationChange>) {
+        for SpeculationChange { figures } in changes {
+            self.outlet.speculation(SpeculationRow {
+                at,
+                instance: self.instance.0,
+                epoch: self.epoch.0,
+                class: class_name(figures.class),
+                state: match figures.state {
+                    SpeculationState::Active => "active".into(),
+                    SpeculationState::Cool => "cool".into(),
+                },
+                predicted_gain: figures.predicted_gain,
+                drawn: figures.drawn,
+                proposed: figures.proposed,
+                accepted: figures.accepted,
+            });
+        }
+    }
+}
+
+fn class_name(class: SpeculationClass) -> String {
+    match class {
+        SpeculationClass::Lane(Lane::L1) => "L1".into(),
+        SpeculationClass::Lane(Lane::L2) => "L2".into(),
+        SpeculationClass::Lane(Lane::L3) => "L3".into(),
+        SpeculationClass::Named(RequestClass(number)) => number.to_string(),
+    }
 }
 
 fn level_name(level: Level) -> &'static str {
@@ -136,6 +170,7 @@ mod tests {
         fn kv_events(&self, rows: Vec<KvEventRow>) {
             self.0.lock().unwrap().1.extend(rows);
         }
+        fn speculation(&self, _: SpeculationRow) {}
     }
 
     /// Scenario: three steps with two, none and three KV events. Guarantees: `seq` runs 1 to 5 without a gap over steps,

@@ -36,7 +36,7 @@ use tonic::{Status, Streaming, transport::Endpoint};
 use super::step_rows::RowOutlet;
 use crate::{
     ids::{InstanceId, ProcessEpoch},
-    rows::{EngineStepRow, KvEventRow, Row},
+    rows::{EngineStepRow, KvEventRow, Row, SpeculationRow},
 };
 
 /// Most rows in one batch.
@@ -130,6 +130,7 @@ impl<R> RowQueue<R> {
 struct Queues {
     steps: RowQueue<EngineStepRow>,
     kv: RowQueue<KvEventRow>,
+    speculation: RowQueue<SpeculationRow>,
 }
 
 /// The engine thread's end of the telemetry.
@@ -144,9 +145,13 @@ impl RowOutlet for TelemetryOutlet {
     fn kv_events(&self, rows: Vec<KvEventRow>) {
         self.0.kv.push(rows);
     }
+
+    fn speculation(&self, row: SpeculationRow) {
+        self.0.speculation.push([row]);
+    }
 }
 
-/// Two tasks that publish, one a topic.
+/// Three tasks that publish, one a topic.
 pub struct Telemetry {
     queues: Arc<Queues>,
     stop: watch::Sender<bool>,
@@ -156,19 +161,25 @@ pub struct Telemetry {
 impl Telemetry {
     /// Starts publishing on the current runtime.
     pub fn start(config: TelemetryConfig) -> (Telemetry, TelemetryOutlet) {
-        let queues = Arc::new(Queues { steps: RowQueue::new(config.queue_rows), kv: RowQueue::new(config.queue_rows) });
+        let queues = Arc::new(Queues {
+            steps: RowQueue::new(config.queue_rows),
+            kv: RowQueue::new(config.queue_rows),
+            speculation: RowQueue::new(config.queue_rows),
+        });
         let (stop, stopped) = watch::channel(false);
-        let (steps, kv) = (queues.clone(), queues.clone());
+        let (steps, kv, speculation) = (queues.clone(), queues.clone(), queues.clone());
         let tasks = vec![
             tokio::spawn(Publisher::new(config.clone()).run(move || steps.clone(), |q| &q.steps, stopped.clone())),
-            tokio::spawn(Publisher::new(config).run(move || kv.clone(), |q| &q.kv, stopped)),
+            tokio::spawn(Publisher::new(config.clone()).run(move || kv.clone(), |q| &q.kv, stopped.clone())),
+            tokio::spawn(Publisher::new(config).run(move || speculation.clone(), |q| &q.speculation, stopped)),
         ];
         (Telemetry { queues: queues.clone(), stop, tasks }, TelemetryOutlet(queues))
     }
 
-    /// Rows dropped at the bound so far, over both topics.
+    /// Rows dropped at the bound so far, over all topics.
     pub fn dropped(&self) -> u64 {
-        self.queues.steps.dropped.load(Ordering::Relaxed) + self.queues.kv.dropped.load(Ordering::Relaxed)
+        let Queues { steps, kv, speculation } = &*self.queues;
+        [&steps.dropped, &kv.dropped, &speculation.dropped].iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
     /// Sends what waits and ends, within `wait`; what could not be sent by then is lost with the process.

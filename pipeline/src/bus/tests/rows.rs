@@ -165,6 +165,17 @@ fn every_row_fits_its_schema() {
     };
     let fault =
         FaultRow { at: super::NOW, component: "log".into(), kind: "x".into(), detail: String::new(), count: u64::MAX };
+    let switched = SpeculationRow {
+        at: super::NOW,
+        instance: 1,
+        epoch: 2,
+        class: "L2".into(),
+        state: "cool".into(),
+        predicted_gain: 0.97,
+        drawn: 900,
+        proposed: 240,
+        accepted: 110,
+    };
     let seen = [
         there_and_back(vec![request(None), request(Some("bad".into()))]),
         there_and_back(vec![decision(vec![]), decision(vec![candidate(0), candidate(1)])]),
@@ -174,6 +185,7 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![atom]),
         there_and_back(vec![quiet, busy]),
         there_and_back(vec![load]),
+        there_and_back(vec![switched]),
         there_and_back(vec![fault]),
     ];
     assert_eq!(seen, Topic::ALL);

@@ -58,6 +58,8 @@ impl StepSink for LastStep {
     fn step(&mut self, _: i64, _: i64, stats: engine::step::StepStats, _: Vec<engine::events::KvEvent>) {
         *self.0.lock().unwrap() = stats;
     }
+
+    fn speculation(&mut self, _: i64, _: Vec<engine::speculation::report::SpeculationChange>) {}
 }
 
 struct Served {
