@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use super::{
-    bench,
+    bench, calibrate,
     remote::{self, Format, Server},
     serve,
 };
@@ -51,6 +51,8 @@ enum Command {
     },
     /// Play a recorded trace against an OpenAI-compatible endpoint
     ReplayLoad(LoadOptions),
+    /// Measure how much an instance of this machine and model carries, by length of request
+    Calibrate(calibrate::CalibrateOptions),
     /// Measure, and print what it is compared with
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -132,6 +134,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Sql { query, format, server } => remote::sql(&server, &query, format),
         Command::Snapshot { out, server } => remote::snapshot(&server, &out),
         Command::ReplayLoad(options) => Ok(load::execute(options)?),
+        Command::Calibrate(options) => calibrate::run(&options),
         Command::Bench(bench) => bench::run(bench),
     }
 }

@@ -12,12 +12,16 @@
 //! | `plant_metrics` | metrics of bus, log and dataflow |
 //! | `remote` | `evenkeel sql` and `evenkeel snapshot`: clients of a running server |
 //! | `bench` | `evenkeel bench …` |
+//! | `calibrate` | `evenkeel calibrate`: the capacity of an instance by length of request |
+//! | `driver` | an engine driven by its steps, for both |
 //!
 //! The only module that reads the wall clock for others and starts runtimes: HTTP, text, queries and event ingestion each
 //! have one of their own (DESIGN §7 rule 9).
 
 pub mod bench;
+mod calibrate;
 pub mod cli;
+mod driver;
 pub mod glue;
 pub mod http;
 pub mod live;

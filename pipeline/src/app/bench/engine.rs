@@ -183,13 +183,8 @@ fn mib(bytes: f64) -> f64 {
     bytes / f64::from(1 << 20)
 }
 
-/// Token ids of a prompt; different for each `number`, so that nothing is found in a cache.
-fn prompt_tokens(number: u64, tokens: usize, vocab: usize) -> Vec<u32> {
-    (0..tokens as u64).map(|n| ((number + n * 7919) % vocab as u64) as u32).collect()
-}
-
 /// The file named, or the catalogue's, fetched if it is not there yet.
-fn model_path(name: &str) -> anyhow::Result<PathBuf> {
+pub(in crate::app) fn model_path(name: &str) -> anyhow::Result<PathBuf> {
     match resolve(Catalogue::embedded(), name)? {
         ModelFile::Local { path, .. } => Ok(path),
         ModelFile::Listed(entry) => {

@@ -11,7 +11,7 @@
 //! Cost and state: a bench keeps one number per request or event measured. Nothing here is used by serving code.
 
 mod dataflow;
-mod engine;
+pub(super) mod engine;
 mod figures;
 mod gateway;
 

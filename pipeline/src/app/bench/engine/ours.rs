@@ -9,14 +9,12 @@ use std::{
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::Arc,
-    time::Instant,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 use engine::{
     config::EngineConfig,
     engine::Engine,
-    request::{FinishReason, GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
     runner::{
         RunnerShape,
         simulated::{CostModel, PagingCheck, SimulatedRunner},
@@ -25,6 +23,7 @@ use engine::{
 use serde::{Deserialize, Serialize};
 
 use super::CONTEXT_TOKENS;
+use crate::app::driver::Driver;
 use crate::worker::{
     model,
     options::{CacheMode, WorkerOptions},
@@ -37,7 +36,9 @@ const SEQUENCES_MAX: usize = 256;
 /// Vocabulary at which drawing costs nothing beside scheduling.
 const SMALL_VOCAB: usize = 64;
 /// Steps of a figure of the scheduler.
-const SCHEDULER_STEPS: usize = 50;
+const SCHEDULER_STEPS: usize = 51;
+/// Steps with the model beside it.
+const MODEL_STEPS: usize = 3;
 
 /// What the process is asked.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -118,8 +119,8 @@ pub(in crate::app::bench) fn answer(options: &SideOptions) -> anyhow::Result<()>
     let mut side = Side::load(options)?;
     for line in std::io::stdin().lock().lines() {
         let figure = match serde_json::from_str(&line?)? {
-            Question::Prefill(tokens) => side.prefill(tokens)?,
-            Question::Decode { sequences, tokens } => side.decode(sequences, tokens)?,
+            Question::Prefill(tokens) => tokens as f64 / side.0.prefill_seconds(tokens)?,
+            Question::Decode { sequences, tokens } => side.0.decode_speed(sequences, tokens)?,
             Question::SchedulerShare { sequences } => side.scheduler_share(sequences)?,
         };
         let mut out = std::io::stdout().lock();
@@ -129,10 +130,7 @@ pub(in crate::app::bench) fn answer(options: &SideOptions) -> anyhow::Result<()>
     Ok(())
 }
 
-struct Side {
-    engine: Engine,
-    sequences: u64,
-}
+struct Side(Driver);
 
 impl Side {
     fn load(options: &SideOptions) -> anyhow::Result<Self> {
@@ -140,104 +138,22 @@ impl Side {
             threads: options.threads,
             prefix_cache: CacheMode::Off,
             running_max: SEQUENCES_MAX,
+            // Small, to learn the size of a block; then what it is meant to be.
+            kv_bytes_max: 64 << 20,
             ..WorkerOptions::for_model(options.model.clone())
         };
         let shape = model::build(&worker)?.shape();
         worker.kv_bytes_max = (shape.block_bytes * CONTEXT_TOKENS.div_ceil(shape.block_size)) as u64;
-        Ok(Side { engine: model::build(&worker)?, sequences: 0 })
-    }
-
-    fn prefill(&mut self, tokens: usize) -> anyhow::Result<f64> {
-        self.submit(tokens, 1)?;
-        let started = Instant::now();
-        while self.engine.has_work() {
-            self.step()?;
-        }
-        Ok(tokens as f64 / started.elapsed().as_secs_f64())
-    }
-
-    fn decode(&mut self, sequences: usize, tokens: usize) -> anyhow::Result<f64> {
-        for _ in 0..sequences {
-            self.submit(1, tokens + 1)?;
-        }
-        self.run_until_all_drew(sequences)?;
-        let started = Instant::now();
-        let mut generated = 0;
-        while self.engine.has_work() {
-            generated += self.step()?;
-        }
-        let seconds = started.elapsed().as_secs_f64();
-        ensure!(generated == sequences * tokens, "{generated} tokens came; expected {}", sequences * tokens);
-        Ok(generated as f64 / seconds)
+        Ok(Side(Driver::new(model::build(&worker)?)))
     }
 
     fn scheduler_share(&mut self, sequences: usize) -> anyhow::Result<f64> {
-        const STEPS: usize = 4;
-        let real = self.step_seconds(sequences, STEPS)?;
-        let shape = RunnerShape { vocab: SMALL_VOCAB, ..self.engine.shape() };
+        let uneven: Vec<usize> = (0..sequences).map(|index| 1 + index % 24).collect();
+        let real = self.0.step_seconds(&uneven, MODEL_STEPS)?;
+        let shape = RunnerShape { vocab: SMALL_VOCAB, ..self.0.engine().shape() };
         let runner = SimulatedRunner::new(shape, CostModel::default(), PagingCheck::Newest);
         let config = EngineConfig { max_running: SEQUENCES_MAX, token_budget: 512, ..EngineConfig::default() };
         let engine = Engine::new(config, Box::new(runner), Arc::new(NumberedTokens::new(shape.vocab)))?;
-        let simulated = Side { engine, sequences: 0 }.step_seconds(sequences, SCHEDULER_STEPS)?;
-        Ok(simulated / real)
-    }
-
-    /// Mean time of a step in which `sequences` of uneven lengths decode.
-    fn step_seconds(&mut self, sequences: usize, steps: usize) -> anyhow::Result<f64> {
-        for index in 0..sequences {
-            self.submit(1 + index % 24, 32 + steps)?;
-        }
-        self.run_until_all_drew(sequences)?;
-        let started = Instant::now();
-        for _ in 0..steps {
-            self.step()?;
-        }
-        let seconds = started.elapsed().as_secs_f64() / steps as f64;
-        for id in 0..sequences as u64 {
-            self.engine.cancel(SequenceId(self.sequences - id));
-        }
-        while self.engine.has_work() {
-            self.engine.step(0);
-        }
-        Ok(seconds)
-    }
-
-    fn run_until_all_drew(&mut self, sequences: usize) -> anyhow::Result<()> {
-        let mut first = std::collections::HashSet::new();
-        while first.len() < sequences {
-            let report = self.engine.step(0);
-            first
-                .extend(report.outputs.iter().filter(|output| !output.tokens.is_empty()).map(|output| output.sequence));
-            ensure!(self.engine.has_work(), "sequences ended before all had begun");
-        }
-        Ok(())
-    }
-
-    /// One step; tokens that came out of it.
-    fn step(&mut self) -> anyhow::Result<usize> {
-        let report = self.engine.step(0);
-        for finish in report.outputs.iter().filter_map(|output| output.finish.as_ref()) {
-            if finish.reason != FinishReason::Length {
-                bail!("a sequence ended with {:?}: {}", finish.reason, finish.error.as_deref().unwrap_or("no error"));
-            }
-        }
-        Ok(report.outputs.iter().map(|output| output.tokens.len()).sum())
-    }
-
-    fn submit(&mut self, prompt: usize, max_tokens: usize) -> anyhow::Result<()> {
-        self.sequences += 1;
-        let request = GenerateRequest {
-            id: SequenceId(self.sequences),
-            prompt: super::prompt_tokens(self.sequences, prompt, self.engine.shape().vocab).into(),
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            stop: StopConditions { max_tokens: max_tokens as u32, ..StopConditions::default() },
-            lane: Lane::L2,
-            deadline: None,
-            cache_salt: 0,
-            sampling_offset: 0,
-            class: None,
-            grammar: None,
-        };
-        Ok(self.engine.submit(request, 0)?)
+        Ok(Driver::new(engine).step_seconds(&uneven, SCHEDULER_STEPS)? / real)
     }
 }

@@ -16,7 +16,8 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::runtime::Runtime;
 
-use super::{BATCHES, CONTEXT_TOKENS, prompt_tokens};
+use super::{BATCHES, CONTEXT_TOKENS};
+use crate::app::driver::prompt_tokens;
 
 const START_MAX: Duration = Duration::from_secs(60);
 
