@@ -104,12 +104,12 @@ unsafe fn gated<S: Simd>(span: &Span<'_>, activate: impl Fn(S::V, S::V) -> S::V)
     }
 }
 
-/// Turns scores into `e^(score - max)` and returns their sum, which is added up in index order by lanes.
+/// Turns scores into `e^(score - max)`; gives `[max, sum]`, the sum added up in index order by lanes.
 ///
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
-pub(crate) unsafe fn exp_and_sum<S: Simd>(scores: &mut [f32]) -> f32 {
+pub(crate) unsafe fn exp_and_sum<S: Simd>(scores: &mut [f32]) -> [f32; 2] {
     // SAFETY: the caller's promise; whole vectors stay inside, the rest goes through a padded copy.
     unsafe {
         let (len, start) = (scores.len(), scores.as_mut_ptr());
@@ -122,21 +122,21 @@ pub(crate) unsafe fn exp_and_sum<S: Simd>(scores: &mut [f32]) -> f32 {
         S::store(lanes.as_mut_ptr(), most);
         let max = lanes.iter().chain(&scores[whole..]).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
 
-        let (max, mut sum) = (S::splat(max), S::zero());
+        let (most, mut sum) = (S::splat(max), S::zero());
         for at in (0..whole).step_by(S::LANES) {
-            let value = exp::<S>(S::sub(S::load(start.add(at)), max));
+            let value = exp::<S>(S::sub(S::load(start.add(at)), most));
             S::store(start.add(at), value);
             sum = S::add(sum, value);
         }
         let mut total = S::sum4([sum, S::zero(), S::zero(), S::zero()])[0];
         if whole < len {
             let mut tail = padded(&scores[whole..]);
-            S::store(tail.as_mut_ptr(), exp::<S>(S::sub(S::load(tail.as_ptr()), max)));
+            S::store(tail.as_mut_ptr(), exp::<S>(S::sub(S::load(tail.as_ptr()), most)));
             for (score, value) in scores[whole..].iter_mut().zip(tail) {
                 *score = value;
                 total += value;
             }
         }
-        total
+        [max, total]
     }
 }

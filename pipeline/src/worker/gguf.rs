@@ -8,7 +8,7 @@ use std::{path::Path, sync::Arc};
 use engine::{
     detokenizer::TokenBytes,
     model::{Arithmetic, Model},
-    runner::cpu::{CpuRunner, CpuRunnerOptions},
+    runner::cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     tokenizer::Tokenizer,
 };
 
@@ -30,13 +30,13 @@ pub(super) fn load(path: &Path, options: &WorkerOptions) -> Result<Parts, ModelS
     let failed = |problem: String| ModelSetupError::Load { path: path.to_path_buf(), problem };
     let model = Model::load(path, Arithmetic::Int8).map_err(|error| failed(error.to_string()))?;
     let tokenizer = Tokenizer::from_gguf(model.gguf()).map_err(|error| failed(error.to_string()))?;
-    let config = model.config();
-    let token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size_of::<f32>();
+    let token_bytes = CpuRunner::token_bytes(model.config(), KvDtype::F16);
     let block_bytes = (token_bytes as u64).saturating_mul(options.block_size as u64);
     let runner_options = CpuRunnerOptions {
         threads: options.threads,
         block_size: options.block_size,
         blocks: blocks_for(options, block_bytes)?,
+        kv_dtype: KvDtype::F16,
     };
     let runner = CpuRunner::new(model, runner_options).map_err(|error| failed(error.to_string()))?;
     Ok((Box::new(runner), Arc::new(ModelTokens(tokenizer))))
