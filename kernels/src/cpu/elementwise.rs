@@ -33,34 +33,47 @@ pub(crate) unsafe fn add<S: Simd>(_: S, span: &Span<'_>) {
     }
 }
 
+/// What a gate makes of its value. A trait and not a closure: a closure is compiled without the instruction set of the
+/// body that it is given to, and each of its vector operations becomes a call.
+///
 /// # Safety
 /// As for [`Simd`].
-#[inline(always)]
-unsafe fn swiglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let one = S::splat(1.0);
-        let sigmoid = S::div(one, S::add(one, exp::<S>(S::sub(S::zero(), gate))));
-        S::mul(S::mul(gate, sigmoid), up)
+trait Gate {
+    unsafe fn open<S: Simd>(gate: S::V, up: S::V) -> S::V;
+}
+
+/// `gate * sigmoid(gate) * up`.
+struct Silu;
+
+impl Gate for Silu {
+    #[inline(always)]
+    unsafe fn open<S: Simd>(gate: S::V, up: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let one = S::splat(1.0);
+            let sigmoid = S::div(one, S::add(one, exp::<S>(S::sub(S::zero(), gate))));
+            S::mul(S::mul(gate, sigmoid), up)
+        }
     }
 }
 
 /// The tanh form of GELU, written with the logistic function: `(1 + tanh(z)) / 2 = sigmoid(2z)`.
-///
-/// # Safety
-/// As for [`Simd`].
-#[inline(always)]
-unsafe fn geglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
-    /// `2 * sqrt(2 / pi)`.
-    const TWICE_ROOT: f32 = 1.595_769;
-    const CUBIC: f32 = 0.044_715;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let one = S::splat(1.0);
-        let inner = S::fma(S::mul(S::splat(CUBIC), gate), gate, one);
-        let twice_z = S::mul(S::mul(S::splat(TWICE_ROOT), gate), inner);
-        let sigmoid = S::div(one, S::add(one, exp::<S>(S::sub(S::zero(), twice_z))));
-        S::mul(S::mul(gate, sigmoid), up)
+struct Gelu;
+
+impl Gate for Gelu {
+    #[inline(always)]
+    unsafe fn open<S: Simd>(gate: S::V, up: S::V) -> S::V {
+        /// `2 * sqrt(2 / pi)`.
+        const TWICE_ROOT: f32 = 1.595_769;
+        const CUBIC: f32 = 0.044_715;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let one = S::splat(1.0);
+            let inner = S::fma(S::mul(S::splat(CUBIC), gate), gate, one);
+            let twice_z = S::mul(S::mul(S::splat(TWICE_ROOT), gate), inner);
+            let sigmoid = S::div(one, S::add(one, exp::<S>(S::sub(S::zero(), twice_z))));
+            S::mul(S::mul(gate, sigmoid), up)
+        }
     }
 }
 
@@ -69,7 +82,7 @@ unsafe fn geglu_vector<S: Simd>(gate: S::V, up: S::V) -> S::V {
 #[inline(always)]
 pub(crate) unsafe fn swiglu<S: Simd>(_: S, span: &Span<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { gated::<S>(span, |gate, up| swiglu_vector::<S>(gate, up)) }
+    unsafe { gated::<S, Silu>(span) }
 }
 
 /// # Safety
@@ -77,27 +90,27 @@ pub(crate) unsafe fn swiglu<S: Simd>(_: S, span: &Span<'_>) {
 #[inline(always)]
 pub(crate) unsafe fn geglu<S: Simd>(_: S, span: &Span<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { gated::<S>(span, |gate, up| geglu_vector::<S>(gate, up)) }
+    unsafe { gated::<S, Gelu>(span) }
 }
 
-/// `out = activate(out, other)`, vector by vector.
+/// `out = open(out, other)`, vector by vector.
 ///
 /// # Safety
 /// As for [`add`].
 #[inline(always)]
-unsafe fn gated<S: Simd>(span: &Span<'_>, activate: impl Fn(S::V, S::V) -> S::V) {
+unsafe fn gated<S: Simd, G: Gate>(span: &Span<'_>) {
     // SAFETY: the caller's promise; whole vectors stay inside `len`, the rest goes through a padded copy.
     unsafe {
         let gate = span.out.part(span.from, span.len);
         let up = &span.other[span.from..span.from + span.len];
         let whole = span.len - span.len % S::LANES;
         for at in (0..whole).step_by(S::LANES) {
-            let value = activate(S::load(gate.as_ptr().add(at)), S::load(up.as_ptr().add(at)));
+            let value = G::open::<S>(S::load(gate.as_ptr().add(at)), S::load(up.as_ptr().add(at)));
             S::store(gate.as_mut_ptr().add(at), value);
         }
         if whole < span.len {
             let (mut tail, up) = (padded(&gate[whole..]), padded(&up[whole..]));
-            let value = activate(S::load(tail.as_ptr()), S::load(up.as_ptr()));
+            let value = G::open::<S>(S::load(tail.as_ptr()), S::load(up.as_ptr()));
             S::store(tail.as_mut_ptr(), value);
             gate[whole..].copy_from_slice(&tail[..span.len - whole]);
         }
