@@ -28,7 +28,7 @@ use engine::{
     request::{GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
     runner::{
         Batch, BatchLogits, BatchSlot, ModelRunner, RunnerError, RunnerShape,
-        cpu::{CpuRunner, CpuRunnerOptions},
+        cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
         simulated::{CostModel, PagingCheck, SimulatedRunner},
     },
     stop::TokenBytes,
@@ -205,7 +205,7 @@ fn model_step() -> Result<ModelStep, Box<dyn std::error::Error>> {
         return Ok(ModelStep { us, source: "simulated runner's cost model, 330 tokens of context" });
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let options = CpuRunnerOptions { threads, block_size: 16, blocks: 256 };
+    let options = CpuRunnerOptions { threads, block_size: 16, blocks: 256, kv_dtype: KvDtype::F16 };
     let mut runner = CpuRunner::new(Model::load(&path, Arithmetic::Int8)?, options)?;
     runner.submit(&slots(0, 4))?;
     runner.collect()?;

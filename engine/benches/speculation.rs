@@ -15,7 +15,7 @@ use engine::{
     engine::Engine,
     model::{Arithmetic, Gguf, Model, tiny::tiny_llama_gguf},
     request::{GenerateRequest, Lane, RequestClass, SamplingParams, SequenceId, StopConditions},
-    runner::cpu::{CpuRunner, CpuRunnerOptions},
+    runner::cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     speculation::config::Speculation,
     stop::TokenBytes,
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
@@ -54,7 +54,7 @@ struct Bench {
 
 impl Bench {
     fn engine(&self, speculation: Speculation) -> Result<Engine, Box<dyn Error>> {
-        let options = CpuRunnerOptions { threads: self.threads, block_size: 16, blocks: 128 };
+        let options = CpuRunnerOptions { threads: self.threads, block_size: 16, blocks: 128, kv_dtype: KvDtype::F16 };
         let runner = Box::new(CpuRunner::new(self.model.clone(), options)?);
         let config = EngineConfig { speculation, ..EngineConfig::default() };
         Ok(Engine::new(config, runner, self.words.clone())?)

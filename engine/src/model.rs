@@ -9,6 +9,7 @@ pub mod family;
 pub mod forward;
 pub mod gguf;
 pub mod hugging_face;
+pub mod kv_cache;
 pub mod tiny;
 pub mod weights;
 

@@ -15,8 +15,7 @@
 //! tolerance that each operation states as `|a-b| <= abs + eps*|b|`).
 //!
 //! Cost: weights stay quantised in memory; a worker thread holds one scratch tile (192 KiB for matmul, 18 KiB for that
-//! of packed weights, and the
-//! scores of [`ops::attention::QUERY_TILE`] tokens for attention).
+//! of packed weights, 200 to 600 KiB for attention).
 //!
 //! Must not know: models, sequences, files, the environment, the clock.
 

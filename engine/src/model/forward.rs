@@ -9,7 +9,7 @@
 use kernels::{
     Device, KernelError, Rows,
     ops::{
-        attention::{AttentionInput, AttentionShape, AttentionSlot, KvLayout, attention, store_kv},
+        attention::{AttentionInput, AttentionShape, AttentionSlot, attention, store_kv},
         elementwise::{add, geglu, scale, swiglu},
         embedding::gather,
         matmul::{Product, matmul},
@@ -21,66 +21,12 @@ use kernels::{
 use super::{
     Model,
     family::Activation,
+    kv_cache::KvCache,
     weights::{Layer, Linear},
 };
 
 /// Most tokens in one pass; a larger batch is computed in several, with the same result.
 pub const PASS_TOKENS: usize = 512;
-
-/// Keys and values of all layers, f32, in pages.
-#[derive(Debug)]
-pub struct KvCache {
-    pub layout: KvLayout,
-    layers: Vec<LayerCache>,
-}
-
-#[derive(Debug)]
-struct LayerCache {
-    keys: Vec<f32>,
-    values: Vec<f32>,
-}
-
-impl KvCache {
-    /// `None` if the memory cannot be had. Pages are zeroed by the operating system on first touch.
-    pub fn new(layers: usize, layout: KvLayout) -> Option<Self> {
-        let layers = (0..layers).map(|_| {
-            let half = || {
-                let len = layout.blocks.checked_mul(layout.block_values())?;
-                // A first try finds out whether the size is possible at all; `vec!` then gets untouched zero pages.
-                Vec::<f32>::new().try_reserve_exact(len).ok()?;
-                Some(vec![0.0; len])
-            };
-            Some(LayerCache { keys: half()?, values: half()? })
-        });
-        Some(Self { layout, layers: layers.collect::<Option<_>>()? })
-    }
-
-    /// Bytes of keys and values in one block, over all layers.
-    pub fn block_bytes(&self) -> usize {
-        2 * self.layers.len() * self.layout.block_values() * size_of::<f32>()
-    }
-
-    /// Copies block `from` of another cache of the same model and block size to block `to`; both exist.
-    pub fn copy_from(&mut self, (other, from): (&Self, u32), to: u32) {
-        let len = self.layout.block_values();
-        let (from, to) = (other.layout.offset(from, 0), self.layout.offset(to, 0));
-        for (layer, source) in self.layers.iter_mut().zip(&other.layers) {
-            layer.keys[to..to + len].copy_from_slice(&source.keys[from..from + len]);
-            layer.values[to..to + len].copy_from_slice(&source.values[from..from + len]);
-        }
-    }
-
-    /// Copies block `from` to block `to` in every layer; both exist.
-    pub fn copy_block(&mut self, from: u32, to: u32) {
-        let len = self.layout.block_values();
-        let from = self.layout.offset(from, 0);
-        let to = self.layout.offset(to, 0);
-        for layer in &mut self.layers {
-            layer.keys.copy_within(from..from + len, to);
-            layer.values.copy_within(from..from + len, to);
-        }
-    }
-}
 
 /// New tokens of one pass, and which of their logits are wanted.
 #[derive(Debug)]
@@ -220,9 +166,8 @@ impl Step<'_> {
         rope(device, heads(config.kv_heads), angles, keys)?;
 
         let layout = cache.layout;
-        let stored = &mut cache.layers[self.index];
-        store_kv(&layout, Rows::new(keys, kv_width)?, pass.slots, &mut stored.keys)?;
-        store_kv(&layout, Rows::new(values, kv_width)?, pass.slots, &mut stored.values)?;
+        let new = (Rows::new(keys, kv_width)?, Rows::new(values, kv_width)?, pass.slots);
+        store_kv(device, &layout, new, cache.layer_mut(self.index))?;
         let mixed = room(&mut work.mixed, tokens * query_width);
         let shape = AttentionShape {
             cache: layout,
@@ -232,8 +177,7 @@ impl Step<'_> {
         };
         let input = AttentionInput {
             queries: Rows::new(queries, query_width)?,
-            keys: &stored.keys,
-            values: &stored.values,
+            pages: cache.layer(self.index),
             slots: pass.slots,
         };
         attention(device, &shape, input, mixed)?;

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+pub use kernels::ops::attention::KvDtype;
 use kernels::{
     Device,
     ops::attention::{AttentionSlot, KvLayout},
@@ -13,8 +14,9 @@ use kernels::{
 
 use crate::{
     model::{
-        Model,
-        forward::{KvCache, PASS_TOKENS, Pass, Workspace, forward},
+        Config, Model,
+        forward::{PASS_TOKENS, Pass, Workspace, forward},
+        kv_cache::KvCache,
     },
     runner::{Batch, BatchLogits, BatchSlot, ModelRunner, RunnerError, RunnerShape},
 };
@@ -28,6 +30,8 @@ pub struct CpuRunnerOptions {
     pub block_size: usize,
     /// KV blocks; at least 1.
     pub blocks: usize,
+    /// What keys and values are kept in; f16 takes half the memory and moves half the bytes.
+    pub kv_dtype: KvDtype,
 }
 
 /// Runs batches on the CPU.
@@ -44,7 +48,7 @@ pub struct CpuRunner {
 
 impl CpuRunner {
     pub fn new(model: Arc<Model>, options: CpuRunnerOptions) -> Result<Self, RunnerError> {
-        let CpuRunnerOptions { threads, block_size, blocks } = options;
+        let CpuRunnerOptions { threads, block_size, blocks, kv_dtype } = options;
         if !(1..=4096).contains(&block_size) {
             return Err(RunnerError(format!("block_size is {block_size}, expected 1 to 4096 tokens")));
         }
@@ -53,7 +57,7 @@ impl CpuRunner {
         }
         let config = model.config();
         let layout = KvLayout { blocks, block_size, kv_heads: config.kv_heads, head_dim: config.head_dim };
-        let cache = KvCache::new(config.layers, layout).ok_or_else(|| {
+        let cache = KvCache::new(config.layers, layout, kv_dtype).ok_or_else(|| {
             RunnerError(format!(
                 "no memory for {blocks} KV blocks of {block_size} tokens over {} layers",
                 config.layers
@@ -65,6 +69,11 @@ impl CpuRunner {
 
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// Bytes of keys and values of one token, over all layers.
+    pub fn token_bytes(config: &Config, kv_dtype: KvDtype) -> usize {
+        2 * config.layers * config.kv_heads * config.head_dim * kv_dtype.bytes()
     }
 
     fn check(&self, batch: &Batch) -> Result<(), RunnerError> {
@@ -203,7 +212,7 @@ impl ModelRunner for CpuRunner {
             return Ok(());
         }
         let layout = KvLayout { blocks, ..self.cache.layout };
-        let l2 = KvCache::new(self.model.config().layers, layout);
+        let l2 = KvCache::new(self.model.config().layers, layout, self.cache.dtype);
         let needed = blocks.saturating_mul(self.cache.block_bytes());
         self.l2 = Some(l2.ok_or_else(|| RunnerError(format!("no memory for its {needed} bytes")))?);
         Ok(())

@@ -10,7 +10,7 @@ use engine::{
     request::{FinishReason, GenerateRequest, SamplingParams, StopConditions, SubmitRejection},
     runner::{
         RunnerShape,
-        cpu::{CpuRunner, CpuRunnerOptions},
+        cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
         simulated::{CostModel, PagingCheck, SimulatedRunner},
     },
     stop::TokenBytes,
@@ -47,7 +47,7 @@ fn words(tokenizer: &Tokenizer) -> Arc<Words> {
 
 /// Of the test model: `blocks` pages of 8 tokens.
 pub fn engine(config: EngineConfig, blocks: usize) -> Engine {
-    let options = CpuRunnerOptions { threads: 1, block_size: 8, blocks };
+    let options = CpuRunnerOptions { threads: 1, block_size: 8, blocks, kv_dtype: KvDtype::F32 };
     let runner = CpuRunner::new(TINY.model.clone(), options).unwrap();
     Engine::new(config, Box::new(runner), words(&TINY.tokenizer)).unwrap()
 }

@@ -6,7 +6,7 @@ use engine::{
     model::{Arithmetic, Family, Gguf, Model, tiny::tiny_gguf},
     runner::{
         Batch, BatchSlot, ModelRunner,
-        cpu::{CpuRunner, CpuRunnerOptions},
+        cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     },
 };
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ static MODELS: LazyLock<Vec<Arc<Model>>> = LazyLock::new(|| {
 static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| MODELS[0].clone());
 
 fn runner(threads: usize, block_size: usize, blocks: usize) -> CpuRunner {
-    runner_of(&MODEL, CpuRunnerOptions { threads, block_size, blocks })
+    runner_of(&MODEL, CpuRunnerOptions { threads, block_size, blocks, kv_dtype: KvDtype::F16 })
 }
 
 fn runner_of(model: &Arc<Model>, options: CpuRunnerOptions) -> CpuRunner {
@@ -34,7 +34,8 @@ fn tokens(sequence: usize, len: usize) -> Vec<u32> {
 
 /// Logits after each of the last `last` tokens, computed alone, in one chunk and then token by token.
 fn alone(model: &Arc<Model>, text: &[u32], last: usize) -> Vec<Vec<f32>> {
-    let mut runner = runner_of(model, CpuRunnerOptions { threads: 1, block_size: 8, blocks: 64 });
+    let mut runner =
+        runner_of(model, CpuRunnerOptions { threads: 1, block_size: 8, blocks: 64, kv_dtype: KvDtype::F16 });
     let blocks: Vec<u32> = (0..64).collect();
     let first = text.len() - last + 1;
     let mut all = step(&mut runner, vec![slot(1, (&text[..first], 0), &blocks)]);
@@ -57,7 +58,7 @@ proptest! {
     ) {
         let texts: Vec<Vec<u32>> = lens.iter().enumerate().map(|(index, len)| tokens(index, *len)).collect();
         let pages = 100usize.div_ceil(block_size);
-        let options = CpuRunnerOptions { threads, block_size, blocks: pages * texts.len() };
+        let options = CpuRunnerOptions { threads, block_size, blocks: pages * texts.len(), kv_dtype: KvDtype::F16 };
         let mut runner = runner_of(&model, options);
         // Pages dealt in turn, so that no sequence's lie side by side.
         let blocks = |index: usize| -> Vec<u32> {
@@ -160,8 +161,9 @@ fn wrong_batches_are_refused() {
     assert!(step(&mut runner, Vec::new()).is_empty());
     let shape = runner.shape();
     assert_eq!((shape.vocab, shape.context, shape.block_size, shape.blocks), (267, 4096, 4, 4));
-    // Two layers, keys and values, two heads of 16, four positions, f32.
-    assert_eq!(shape.block_bytes, 2 * 2 * 2 * 16 * 4 * 4);
+    // Two layers, keys and values, two heads of 16, four positions, f16.
+    assert_eq!(shape.block_bytes, 2 * 2 * 2 * 16 * 4 * 2);
+    assert_eq!(CpuRunner::token_bytes(MODEL.config(), KvDtype::F16), shape.block_bytes / 4);
 }
 
 /// Scenario: sizes that make no sense.
@@ -169,9 +171,12 @@ fn wrong_batches_are_refused() {
 #[test]
 fn wrong_options_are_refused() {
     for (options, why) in [
-        (CpuRunnerOptions { threads: 1, block_size: 0, blocks: 4 }, "block_size is 0"),
-        (CpuRunnerOptions { threads: 1, block_size: 16, blocks: 0 }, "blocks is 0"),
-        (CpuRunnerOptions { threads: 1, block_size: 4096, blocks: u32::MAX as usize }, "no memory for 4294967295"),
+        (CpuRunnerOptions { threads: 1, block_size: 0, blocks: 4, kv_dtype: KvDtype::F16 }, "block_size is 0"),
+        (CpuRunnerOptions { threads: 1, block_size: 16, blocks: 0, kv_dtype: KvDtype::F16 }, "blocks is 0"),
+        (
+            CpuRunnerOptions { threads: 1, block_size: 4096, blocks: u32::MAX as usize, kv_dtype: KvDtype::F16 },
+            "no memory for 4294967295",
+        ),
     ] {
         assert!(CpuRunner::new(MODEL.clone(), options).unwrap_err().to_string().contains(why));
     }

@@ -11,7 +11,7 @@ use engine::{
     },
     runner::{
         ModelRunner,
-        cpu::{CpuRunner, CpuRunnerOptions},
+        cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     },
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
@@ -32,7 +32,7 @@ fn exercise(bytes: Vec<u8>) -> bool {
         // An error is as good as a text here.
         let _ = template.render(&[ChatMessage::text("user", "x")], None, AddGenerationPrompt::Yes);
     }
-    let options = CpuRunnerOptions { threads: 1, block_size: 4, blocks: 2 };
+    let options = CpuRunnerOptions { threads: 1, block_size: 4, blocks: 2, kv_dtype: KvDtype::F32 };
     let Ok(mut runner) = CpuRunner::new(model.clone(), options) else { return false };
     if model.config().context < 6 {
         return false;

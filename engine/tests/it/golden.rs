@@ -4,7 +4,7 @@
 
 use engine::{
     model::{Arithmetic, Model},
-    runner::cpu::{CpuRunner, CpuRunnerOptions},
+    runner::cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
 };
 use kernels::ops::logits::{argmax, log_softmax};
 use serde::Deserialize;
@@ -46,8 +46,13 @@ fn golden(arithmetic: Arithmetic) -> Option<(Golden, std::sync::Arc<Model>)> {
     Some((golden, Model::load(&model, arithmetic).unwrap()))
 }
 
-fn runner(model: &std::sync::Arc<Model>, threads: usize) -> CpuRunner {
-    CpuRunner::new(model.clone(), CpuRunnerOptions { threads, block_size: BLOCK, blocks: 256 }).unwrap()
+/// With keys and values kept as exactly as products are computed.
+fn runner(model: &std::sync::Arc<Model>, arithmetic: Arithmetic) -> CpuRunner {
+    let kv_dtype = match arithmetic {
+        Arithmetic::F32 => KvDtype::F32,
+        Arithmetic::Int8 => KvDtype::F16,
+    };
+    CpuRunner::new(model.clone(), CpuRunnerOptions { threads: 2, block_size: BLOCK, blocks: 256, kv_dtype }).unwrap()
 }
 
 /// Scenario: ten prompts of 1 to 2000 tokens, decoded greedily.
@@ -56,7 +61,7 @@ fn runner(model: &std::sync::Arc<Model>, threads: usize) -> CpuRunner {
 #[test]
 fn greedy_tokens_and_logprobs_are_the_references() {
     let Some((golden, model)) = golden(Arithmetic::F32) else { return };
-    let mut runner = runner(&model, 2);
+    let mut runner = runner(&model, Arithmetic::F32);
     let (mut worst, mut close_calls) = (0.0f32, 0);
     for prompt in &golden.prompts {
         let total = prompt.prompt_ids.len() + prompt.gen_ids.len();
@@ -91,7 +96,7 @@ fn greedy_tokens_and_logprobs_are_the_references() {
     println!("{} prompts, worst difference {worst}, {close_calls} close calls", golden.prompts.len());
 }
 
-/// Scenario: the same prompts with activations rounded to int8, as a worker computes by default, fed with the reference's
+/// Scenario: the same prompts with activations rounded to int8 and pages of f16, as a worker computes by default, fed with the reference's
 /// tokens; beside it llama.cpp, which rounds them too, on the same file.
 /// Guarantees: the root mean square over the twenty best log-probabilities of the first positions is no larger than 1.5 times
 /// llama.cpp's (ten prompts leave that much to chance); a step's own log-probability is within 0.75.
@@ -100,7 +105,7 @@ fn int8_is_as_near_as_llama_cpp() {
     let Some((golden, model)) = golden(Arithmetic::Int8) else { return };
     let peer: Golden =
         serde_json::from_slice(&std::fs::read(shared("golden/smollm2_llamacpp.json").unwrap()).unwrap()).unwrap();
-    let mut runner = runner(&model, 2);
+    let mut runner = runner(&model, Arithmetic::Int8);
     let (mut ours, mut theirs, mut worst) = (Vec::new(), Vec::new(), 0.0f32);
     for (prompt, peer) in golden.prompts.iter().zip(&peer.prompts) {
         assert_eq!(prompt.name, peer.name);

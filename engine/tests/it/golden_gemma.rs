@@ -3,7 +3,7 @@
 
 use engine::{
     model::{Arithmetic, Model},
-    runner::cpu::{CpuRunner, CpuRunnerOptions},
+    runner::cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
 };
 use kernels::ops::logits::{argmax, log_softmax};
 use serde::Deserialize;
@@ -35,7 +35,9 @@ fn greedy_tokens_are_those_of_llama_cpp() {
     let Some(path) = gemma3() else { return };
     let golden: Golden = serde_json::from_str(include_str!("../fixtures/gemma3_270m.json")).unwrap();
     let model = Model::load(&path, Arithmetic::F32).unwrap();
-    let mut runner = CpuRunner::new(model, CpuRunnerOptions { threads: 2, block_size: BLOCK, blocks: 128 }).unwrap();
+    let mut runner =
+        CpuRunner::new(model, CpuRunnerOptions { threads: 2, block_size: BLOCK, blocks: 128, kv_dtype: KvDtype::F32 })
+            .unwrap();
     let (mut worst, mut equal, mut total) = (0.0f32, 0, 0);
     for prompt in &golden.prompts {
         let blocks: Vec<u32> = (0..128).rev().collect();

@@ -8,7 +8,7 @@ use engine::{
         Arithmetic, Family, Gguf, Model,
         tiny::{tiny_gguf, tiny_llama_gguf},
     },
-    runner::cpu::{CpuRunner, CpuRunnerOptions},
+    runner::cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer, TokenizerError},
 };
 use half::{bf16, f16};
@@ -97,7 +97,7 @@ fn every_family_is_the_independent_computation() {
             let folder = tempfile::tempdir().unwrap();
             write(case, folder.path(), shards);
             let model = Model::load(folder.path(), Arithmetic::F32).unwrap();
-            let options = CpuRunnerOptions { threads: 2, block_size: 4, blocks: 16 };
+            let options = CpuRunnerOptions { threads: 2, block_size: 4, blocks: 16, kv_dtype: KvDtype::F32 };
             let mut runner = CpuRunner::new(model, options).unwrap();
             let blocks: Vec<u32> = (0..16).collect();
             for (position, want) in &case.logits {
@@ -258,7 +258,7 @@ fn a_tokenizer_json_may_be_wrong() {
 /// Loads a folder and, if that works, computes with it.
 fn exercise(folder: &Path) -> bool {
     let Ok(model) = Model::load(folder, Arithmetic::F32) else { return false };
-    let options = CpuRunnerOptions { threads: 1, block_size: 4, blocks: 2 };
+    let options = CpuRunnerOptions { threads: 1, block_size: 4, blocks: 2, kv_dtype: KvDtype::F32 };
     let Ok(mut runner) = CpuRunner::new(model.clone(), options) else { return false };
     if model.config().context < 3 || model.vocab() < 8 {
         return false;

@@ -9,7 +9,7 @@ use engine::{
     request::{GenerateRequest, SamplingParams},
     runner::{
         ModelRunner,
-        cpu::{CpuRunner, CpuRunnerOptions},
+        cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     },
     speculation::{
         config::{Speculation, SpeculationLimits},
@@ -35,7 +35,10 @@ fn tiny(seed: u64) -> Arc<Model> {
 }
 
 fn runner(model: &Arc<Model>, blocks: usize) -> Box<dyn ModelRunner> {
-    Box::new(CpuRunner::new(model.clone(), CpuRunnerOptions { threads: 2, block_size: 16, blocks }).unwrap())
+    Box::new(
+        CpuRunner::new(model.clone(), CpuRunnerOptions { threads: 2, block_size: 16, blocks, kv_dtype: KvDtype::F32 })
+            .unwrap(),
+    )
 }
 
 /// Tokens of each request, and the guesses that were right. Every step is said to take the same time, so guesses always

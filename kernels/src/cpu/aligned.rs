@@ -31,6 +31,17 @@ impl AlignedBytes {
         // SAFETY: as above; the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
     }
+
+    /// Whole f32 that the bytes have room for.
+    pub(crate) fn floats(&self) -> usize {
+        self.len / size_of::<f32>()
+    }
+
+    /// The bytes as f32.
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above; lines are aligned for f32, and any bits are one.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.floats()) }
+    }
 }
 
 impl Default for AlignedBytes {

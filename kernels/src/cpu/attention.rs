@@ -1,284 +1,265 @@
-//! Causal attention of a few query tokens over one KV head's pages.
+//! Causal attention of some query tokens over one KV head's pages: a matrix product, a softmax, a matrix product, one
+//! tile of [`KEY_TILE`] keys after the other.
 //!
-//! Three passes over the context: scores (the register tile of [`super::dot`], a block of keys against all query tokens
-//! of the task, so that keys are read from memory once a task), softmax a row, weighted sum of values (a block of
-//! values against all query tokens). Invariant: a query token's result uses the positions of its window up to its own
-//! and no other, in position order, whatever other tokens are in the task. Cost: `4 * heads * head_dim * context` operations a token
-//! (a window in place of the context where it is shorter); scratch: `tokens * heads * context` f32 a thread, kept between calls.
+//! The rows of both products are the task's query tokens times the query heads that share the KV head, so each key and
+//! value is read from memory and widened to f32 once a task. Tiles begin at multiples of [`KEY_TILE`] positions; each
+//! gives its own maximum, sum and weighted values, and they are merged in order ([`softmax::merge`]).
+//!
+//! Invariant: a query token's result is a function of its window's positions and of nothing else, in position order,
+//! whatever other tokens are in the task: places outside the window weigh exactly 0, and adding `0 * value` or merging
+//! nothing changes no bit. (Values of later tokens of one task must be finite for that; if they are not, the sequence is
+//! lost anyway.) Cost: `4 * heads * head_dim * context` operations a token (a window in place of the context where it
+//! is shorter); scratch, kept between calls: about 200 KiB a thread with heads of 64, 600 KiB with heads of 256.
+
+mod element;
+mod product;
+mod softmax;
+mod stage;
 
 use std::{cell::RefCell, ops::Range};
 
-use super::{
-    decode::F32,
-    dot::{Reach, dot4},
-    elementwise::exp_and_sum,
-    matmul::four_rows,
-    shared_out::SharedOut,
-    simd::Simd,
-};
+pub(crate) use element::Element;
+use product::{PANEL, Product, product};
+pub(crate) use softmax::part_floats;
+
+use super::{aligned::AlignedBytes, shared_out::SharedOut, simd::Simd};
 use crate::ops::attention::{AttentionShape, AttentionSlot};
 
+/// Keys multiplied at a time.
+pub(crate) const KEY_TILE: usize = 128;
+/// Places from one row of scores to the next: rows of a power of two would compete for the same places in the caches.
+const SCORE_STRIDE: usize = KEY_TILE + PANEL;
+/// f32 of queries that a task should have at most: 32 KiB, one row at least.
+const QUERY_FLOATS: usize = 8 * 1024;
+
 thread_local! {
-    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<AlignedBytes> = RefCell::default();
 }
 
-/// Query tokens `from..from + tokens` of one slot, for the query heads of one KV head.
-pub(crate) struct HeadTask<'a> {
+/// Most query tokens in a task.
+pub(crate) fn query_tile(shape: &AttentionShape) -> usize {
+    let group = shape.heads / shape.cache.kv_heads.max(1);
+    (QUERY_FLOATS / (group * shape.cache.head_dim).max(1)).max(1)
+}
+
+/// Where results go.
+pub(crate) enum Target<'a> {
+    /// The finished rows, laid out as the queries.
+    Rows(&'a SharedOut<'a>),
+    /// What each key tile of the task gives, unmerged, from place `from`: [`part_floats`] for each row of each tile.
+    Parts { parts: &'a SharedOut<'a>, from: usize },
+}
+
+/// Query tokens `from..from + tokens` of one slot, for the query heads of one KV head, over some tiles of keys.
+pub(crate) struct HeadTask<'a, E> {
     pub(crate) shape: &'a AttentionShape,
     pub(crate) slot: &'a AttentionSlot<'a>,
     pub(crate) queries: &'a [f32],
-    pub(crate) keys: &'a [f32],
-    pub(crate) values: &'a [f32],
-    pub(crate) out: &'a SharedOut<'a>,
+    pub(crate) keys: &'a [E],
+    pub(crate) values: &'a [E],
     pub(crate) kv_head: usize,
     /// First token, counted inside the slot.
     pub(crate) from: usize,
     pub(crate) tokens: usize,
+    /// Tiles of [`HeadTask::all_tiles`].
+    pub(crate) tiles: Range<usize>,
+    pub(crate) target: Target<'a>,
 }
 
-impl HeadTask<'_> {
+impl<E> HeadTask<'_, E> {
     fn group(&self) -> usize {
         self.shape.heads / self.shape.cache.kv_heads
     }
 
-    /// Where query head `head` of the group lies for slot token `token`, in `queries` and `out` alike.
-    fn at(&self, token: usize, head: usize) -> usize {
-        let head = self.kv_head * self.group() + head;
+    /// Rows of the products: query heads of the group, token by token.
+    fn rows(&self) -> usize {
+        self.tokens * self.group()
+    }
+
+    /// Where row `row` lies in queries and results.
+    fn at(&self, row: usize) -> usize {
+        let (token, head) = (self.from + row / self.group(), self.kv_head * self.group() + row % self.group());
         ((self.slot.first_row + token) * self.shape.heads + head) * self.shape.cache.head_dim
     }
 
-    /// Positions that slot token `token` attends to.
-    fn context(&self, token: usize) -> usize {
-        self.slot.position + token + 1
+    /// Where the result of the first row goes.
+    pub(crate) fn first_place(&self) -> usize {
+        self.at(0)
     }
 
-    /// The first position that slot token `token` attends to.
-    fn first(&self, token: usize) -> usize {
-        self.context(token).saturating_sub(self.shape.window)
+    /// Positions that row `row` attends to.
+    fn window(&self, row: usize) -> Range<usize> {
+        let end = self.slot.position + self.from + row / self.group() + 1;
+        end.saturating_sub(self.shape.window)..end
     }
 
-    /// Of block `block`, the places that token `token` attends to.
-    fn visible(&self, token: usize, block: usize) -> Range<usize> {
-        let block_size = self.shape.cache.block_size;
-        let inside = |position: usize| position.saturating_sub(block * block_size).min(block_size);
-        inside(self.first(token))..inside(self.context(token))
+    /// Of tile `tile`, the places that rows `rows` attend to, from the first row's first to the last row's last.
+    fn visible(&self, rows: Range<usize>, tile: usize) -> Range<usize> {
+        let inside = |position: usize| position.saturating_sub(tile * KEY_TILE).min(KEY_TILE);
+        let (from, to) = (self.window(rows.start).start, self.window(rows.end - 1).end);
+        inside(from)..inside(to)
     }
 
-    /// The first block that any token of the task attends to. A row of scores starts with its first position.
-    fn first_block(&self) -> usize {
-        self.first(self.from) / self.shape.cache.block_size
+    /// The tiles that any token attends to.
+    pub(crate) fn all_tiles(&self) -> Range<usize> {
+        self.window(0).start / KEY_TILE..self.window(self.rows() - 1).end.div_ceil(KEY_TILE)
+    }
+}
+
+/// The parts of a thread's scratch.
+struct Scratch<'a> {
+    /// `rows × head_dim`, scaled.
+    queries: &'a mut [f32],
+    /// `rows × SCORE_STRIDE`: scores, then weights.
+    scores: &'a mut [f32],
+    /// Panels of [`PANEL`] keys, `head_dim × PANEL` each.
+    keys: &'a mut [f32],
+    /// Panels of [`PANEL`] columns, `KEY_TILE × PANEL` each.
+    values: &'a mut [f32],
+    /// `rows × head_dim`: weighted values of one tile.
+    mixed: &'a mut [f32],
+    /// `rows × head_dim`: weighted values of the tiles so far.
+    out: &'a mut [f32],
+    /// Maximum and sum of each row: of the tile, and of the tiles so far.
+    tile: &'a mut [[f32; 2]],
+    total: &'a mut [[f32; 2]],
+}
+
+impl<'a> Scratch<'a> {
+    fn floats(rows: usize, head_dim: usize) -> usize {
+        rows * (3 * head_dim + SCORE_STRIDE + 4) + 2 * KEY_TILE * head_dim
     }
 
-    /// The position of the first score in a row.
-    fn base(&self) -> usize {
-        self.first_block() * self.shape.cache.block_size
-    }
-
-    /// Asks for the page after `block` while `block` is worked on: pages are scattered, so the hardware cannot guess
-    /// it.
-    ///
-    /// # Safety
-    /// As for [`Simd`].
-    #[inline(always)]
-    unsafe fn prefetch<S: Simd>(&self, cache: &[f32], block: usize) {
-        const LINE_FLOATS: usize = 16;
-        let layout = &self.shape.cache;
-        if block + 1 < self.block_count() {
-            let base = layout.offset(self.slot.blocks[block + 1], self.kv_head);
-            for line in cache[base..base + layout.block_size * layout.head_dim].chunks(LINE_FLOATS) {
-                // SAFETY: the caller's promise.
-                unsafe { S::prefetch(line.as_ptr().cast()) };
-            }
-        }
-    }
-
-    fn block_count(&self) -> usize {
-        self.context(self.from + self.tokens - 1).div_ceil(self.shape.cache.block_size)
+    /// Cuts `floats`, which has [`Scratch::floats`] values.
+    fn new(floats: &'a mut [f32], rows: usize, head_dim: usize) -> Self {
+        let (keys, rest) = floats.split_at_mut(KEY_TILE * head_dim);
+        let (values, rest) = rest.split_at_mut(KEY_TILE * head_dim);
+        let (queries, rest) = rest.split_at_mut(rows * head_dim);
+        let (mixed, rest) = rest.split_at_mut(rows * head_dim);
+        let (out, rest) = rest.split_at_mut(rows * head_dim);
+        let (scores, rest) = rest.split_at_mut(rows * SCORE_STRIDE);
+        let (tile, total) = rest.split_at_mut(2 * rows);
+        let (tile, total) = (tile.as_chunks_mut().0, total.as_chunks_mut().0);
+        Self { queries, scores, keys, values, mixed, out, tile, total }
     }
 }
 
 /// # Safety
-/// As for [`Simd`]; `ops::attention` has checked the shapes: `head_dim` is a multiple of 16, blocks exist.
+/// As for [`Simd`]; `ops::attention` has checked the shapes: `head_dim` is a multiple of 16, blocks exist. The results
+/// are this task's alone.
 #[inline(always)]
-pub(crate) unsafe fn run<S: Simd>(_: S, task: &HeadTask<'_>) {
-    let group = task.group();
-    let (base, stride) = (task.base(), task.context(task.from + task.tokens - 1) - task.base());
-    let mut scores = SCORES.take();
-    if scores.len() < task.tokens * group * stride {
-        scores.resize(task.tokens * group * stride, 0.0);
+pub(crate) unsafe fn run<S: Simd, E: Element>(_: S, task: &HeadTask<'_, E>) {
+    let (rows, head_dim) = (task.rows(), task.shape.cache.head_dim);
+    let floats = Scratch::floats(rows, head_dim);
+    // Taken out and put back rather than borrowed in a closure: a closure would not have the instruction set.
+    let mut memory = SCRATCH.take();
+    if memory.floats() < floats {
+        memory = AlignedBytes::zeroed(4 * floats);
     }
-    // SAFETY: the caller's promise, for every call below.
-    unsafe {
-        for block in task.first_block()..task.block_count() {
-            task.prefetch::<S>(task.keys, block);
-            score_block::<S>(task, block, &mut scores, stride);
-        }
-        for token in 0..task.tokens {
-            for head in 0..group {
-                let row = (token * group + head) * stride;
-                let (first, context) = (task.first(task.from + token), task.context(task.from + token));
-                let attended = row + first - base..row + context - base;
-                let sum = exp_and_sum::<S>(&mut scores[attended.clone()]);
-                let at = task.at(task.from + token, head);
-                task.out.part(at, task.shape.cache.head_dim).fill(0.0);
-                // The weights are scaled here, once a position, instead of the sum at the end: one pass less over
-                // `out`.
-                let scale = 1.0 / sum;
-                for weight in &mut scores[attended] {
-                    *weight *= scale;
+    let mut scratch = Scratch::new(&mut memory.floats_mut()[..floats], rows, head_dim);
+    stage::queries(task, scratch.queries);
+    for tile in task.tiles.clone() {
+        // SAFETY: the caller's promise.
+        unsafe { one_tile::<S, E>(task, tile, &mut scratch) };
+        match &task.target {
+            Target::Rows(_) if tile == task.tiles.start => {
+                scratch.out.copy_from_slice(scratch.mixed);
+                scratch.total.copy_from_slice(scratch.tile);
+            }
+            Target::Rows(_) => {
+                for row in 0..rows {
+                    let columns = row * head_dim..(row + 1) * head_dim;
+                    let sofar = (&mut scratch.out[columns.clone()], &mut scratch.total[row]);
+                    // SAFETY: the caller's promise; both are rows of `head_dim`.
+                    unsafe { softmax::merge::<S>(sofar, (&scratch.mixed[columns], scratch.tile[row])) };
+                }
+            }
+            Target::Parts { parts, from } => {
+                let len = part_floats(head_dim);
+                for row in 0..rows {
+                    // SAFETY: the parts of this task's tiles are its alone.
+                    let part = unsafe { parts.part(from + ((tile - task.tiles.start) * rows + row) * len, len) };
+                    part[..head_dim].copy_from_slice(&scratch.mixed[row * head_dim..(row + 1) * head_dim]);
+                    part[head_dim..].copy_from_slice(&scratch.tile[row]);
                 }
             }
         }
-        for block in task.first_block()..task.block_count() {
-            task.prefetch::<S>(task.values, block);
-            mix_block::<S>(task, block, &scores, stride);
+    }
+    if let Target::Rows(out) = &task.target {
+        for row in 0..rows {
+            // SAFETY: the caller's promise.
+            let out = unsafe { out.part(task.at(row), head_dim) };
+            softmax::divide(&scratch.out[row * head_dim..(row + 1) * head_dim], scratch.total[row], out);
         }
     }
-    SCORES.set(scores);
+    SCRATCH.set(memory);
 }
 
-/// Scores of block `block`'s keys for every token and head of the task; row `token * group + head` has `stride` places.
+/// Maxima, sums and weighted values of one tile, for every row.
 ///
 /// # Safety
 /// As for [`run`].
 #[inline(always)]
-unsafe fn score_block<S: Simd>(task: &HeadTask<'_>, block: usize, scores: &mut [f32], stride: usize) {
-    let cache = &task.shape.cache;
-    let group = task.group();
-    let base = cache.offset(task.slot.blocks[block], task.kv_head);
-    let keys = &task.keys[base..base + cache.block_size * cache.head_dim];
-    for token in 0..task.tokens {
-        let visible = task.visible(task.from + token, block);
-        if visible.is_empty() {
-            continue;
+unsafe fn one_tile<S: Simd, E: Element>(task: &HeadTask<'_, E>, tile: usize, scratch: &mut Scratch<'_>) {
+    let (rows, head_dim) = (task.rows(), task.shape.cache.head_dim);
+    let all = task.visible(0..rows, tile);
+    // SAFETY: the caller's promise; the scratch has the sizes that the products name.
+    unsafe {
+        stage::keys::<S, E>(task, (tile, all.clone()), scratch.keys);
+        let scores = Product {
+            left: (scratch.queries, head_dim),
+            right: (scratch.keys, head_dim * PANEL),
+            out: (scratch.scores, SCORE_STRIDE),
+            rows,
+        };
+        // A panel of keys that a register tile's rows don't see is left out: `visible` covers none of it.
+        product::<S>(scores, all.start / PANEL..all.end.div_ceil(PANEL), |rows, panel| {
+            let seen = task.visible(rows, tile);
+            if seen.start < (panel + 1) * PANEL && panel * PANEL < seen.end { 0..head_dim } else { 0..0 }
+        });
+        for row in 0..rows {
+            let scores = &mut scratch.scores[row * SCORE_STRIDE..row * SCORE_STRIDE + KEY_TILE];
+            scratch.tile[row] = softmax::weights::<S>(scores, task.visible(row..row + 1, tile));
         }
-        let keys = &keys[visible.start * cache.head_dim..visible.end * cache.head_dim];
-        let mut head = 0;
-        while head < group {
-            let first = (token * group + head) * stride + block * cache.block_size + visible.start - task.base();
-            let from = task.at(task.from + token, head);
-            let place = (&task.queries[from..], &mut scores[first..], stride);
-            // SAFETY: the caller's promise; heads `head..head + T` are in the group.
+        stage::values::<S, E>(task, (tile, all), scratch.values);
+        let mixed = Product {
+            left: (scratch.scores, SCORE_STRIDE),
+            right: (scratch.values, KEY_TILE * PANEL),
+            out: (scratch.mixed, head_dim),
+            rows,
+        };
+        product::<S>(mixed, 0..head_dim / PANEL, |rows, _| task.visible(rows, tile));
+    }
+}
+
+/// Rows of results merged from parts.
+pub(crate) struct MergeTask<'a> {
+    /// Tile by tile, `rows` parts each.
+    pub(crate) parts: &'a mut [f32],
+    pub(crate) rows: usize,
+    pub(crate) head_dim: usize,
+    /// Where the first row's result goes; the others follow.
+    pub(crate) at: usize,
+    pub(crate) out: &'a SharedOut<'a>,
+}
+
+/// # Safety
+/// As for [`Simd`]; the result rows exist and are this task's alone.
+#[inline(always)]
+pub(crate) unsafe fn merge_parts<S: Simd>(_: S, task: &mut MergeTask<'_>) {
+    let (len, head_dim) = (part_floats(task.head_dim), task.head_dim);
+    let (total, others) = task.parts.split_at_mut(task.rows * len);
+    for (row, total) in total.chunks_exact_mut(len).enumerate() {
+        let (sofar, state) = total.split_at_mut(head_dim);
+        let mut state = [state[0], state[1]];
+        for tile in others.chunks_exact(task.rows * len) {
+            let part = &tile[row * len..(row + 1) * len];
+            // SAFETY: the caller's promise; both are rows of `head_dim`.
             unsafe {
-                head += match (group - head, S::TOKENS) {
-                    (1, _) => score_heads::<S, 1>(task, keys, place),
-                    (2, _) | (_, 2) => score_heads::<S, 2>(task, keys, place),
-                    _ => score_heads::<S, 3>(task, keys, place),
-                };
-            }
+                softmax::merge::<S>((sofar, &mut state), (&part[..head_dim], [part[head_dim], part[head_dim + 1]]))
+            };
         }
-    }
-}
-
-/// Some keys against `T` neighbouring heads; `place` is `(queries, scores, stride between the heads' scores)`. Gives
-/// `T`.
-///
-/// # Safety
-/// As for [`run`]; `keys` is a whole number of keys, queries hold `T` heads.
-#[inline(always)]
-unsafe fn score_heads<S: Simd, const T: usize>(
-    task: &HeadTask<'_>,
-    keys: &[f32],
-    place: (&[f32], &mut [f32], usize),
-) -> usize {
-    let (head_dim, scale) = (task.shape.cache.head_dim, task.shape.scale);
-    let (queries, scores, stride) = place;
-    let queries = &queries[..T * head_dim];
-    let mut heads = [queries.as_ptr(); T];
-    for (t, head) in heads.iter_mut().enumerate() {
-        *head = queries[t * head_dim..].as_ptr();
-    }
-    let (count, reach) = (keys.len() / head_dim, Reach { blocks: head_dim / 16, ahead: 0 });
-    for key in (0..count).step_by(4) {
-        let rows = four_rows(keys.as_ptr().cast(), 4 * head_dim, key, count);
-        // SAFETY: the caller's promise; rows and heads hold `head_dim` f32 each.
-        let sums = unsafe { dot4::<S, F32, T>(rows, heads, reach) };
-        for (t, sum) in sums.iter().enumerate() {
-            let scores = &mut scores[t * stride + key..];
-            if key + 4 <= count {
-                scores[..4].copy_from_slice(&[sum[0] * scale, sum[1] * scale, sum[2] * scale, sum[3] * scale]);
-            } else {
-                for (score, value) in scores[..count - key].iter_mut().zip(sum) {
-                    *score = value * scale;
-                }
-            }
-        }
-    }
-    T
-}
-
-/// Adds block `block`'s values, weighted, to the outputs of every token and head of the task.
-///
-/// # Safety
-/// As for [`run`].
-#[inline(always)]
-unsafe fn mix_block<S: Simd>(task: &HeadTask<'_>, block: usize, weights: &[f32], stride: usize) {
-    let cache = &task.shape.cache;
-    let group = task.group();
-    let base = cache.offset(task.slot.blocks[block], task.kv_head);
-    let values = &task.values[base..base + cache.block_size * cache.head_dim];
-    for token in 0..task.tokens {
-        let visible = task.visible(task.from + token, block);
-        if visible.is_empty() {
-            continue;
-        }
-        let values = &values[visible.start * cache.head_dim..];
-        for head in 0..group {
-            let from = (token * group + head) * stride + block * cache.block_size + visible.start - task.base();
-            // SAFETY: this token and head are this task's alone.
-            let out = unsafe { task.out.part(task.at(task.from + token, head), cache.head_dim) };
-            // SAFETY: `values` has `visible.len()` rows of `head_dim`, a multiple of 16.
-            unsafe { mix_row::<S>(&weights[from..from + visible.len()], values, out) };
-        }
-    }
-}
-
-/// `out += weights · values`, in the order of the weights.
-///
-/// # Safety
-/// As for [`Simd`]; `out.len()` is a multiple of 16 and `values` holds `weights.len()` rows of that length.
-#[inline(always)]
-unsafe fn mix_row<S: Simd>(weights: &[f32], values: &[f32], out: &mut [f32]) {
-    let mut at = 0;
-    // SAFETY: vectors `at..` stay inside `out.len()`.
-    unsafe {
-        while at + 8 * S::LANES <= out.len() {
-            mix_columns::<S, 8>(weights, values, out, at);
-            at += 8 * S::LANES;
-        }
-        while at + 4 * S::LANES <= out.len() {
-            mix_columns::<S, 4>(weights, values, out, at);
-            at += 4 * S::LANES;
-        }
-        while at < out.len() {
-            mix_columns::<S, 1>(weights, values, out, at);
-            at += S::LANES;
-        }
-    }
-}
-
-/// Columns `at..at + N * LANES` of [`mix_row`].
-///
-/// # Safety
-/// As for [`mix_row`].
-#[inline(always)]
-unsafe fn mix_columns<S: Simd, const N: usize>(weights: &[f32], values: &[f32], out: &mut [f32], at: usize) {
-    let len = out.len();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let to = out.as_mut_ptr().add(at);
-        let mut sums = [S::zero(); N];
-        for (n, sum) in sums.iter_mut().enumerate() {
-            *sum = S::load(to.add(n * S::LANES));
-        }
-        for (row, weight) in weights.iter().enumerate() {
-            let (from, weight) = (values.as_ptr().add(row * len + at), S::splat(*weight));
-            for (n, sum) in sums.iter_mut().enumerate() {
-                *sum = S::fma(weight, S::load(from.add(n * S::LANES)), *sum);
-            }
-        }
-        for (n, sum) in sums.into_iter().enumerate() {
-            S::store(to.add(n * S::LANES), sum);
-        }
+        // SAFETY: the caller's promise.
+        softmax::divide(sofar, state, unsafe { task.out.part(task.at + row * head_dim, head_dim) });
     }
 }

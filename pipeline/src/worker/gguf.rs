@@ -10,7 +10,7 @@ use engine::{
     model::{Arithmetic, Gguf, Model},
     runner::{
         ModelRunner,
-        cpu::{CpuRunner, CpuRunnerOptions},
+        cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     },
     speculation::vocabulary::same_vocabulary,
     tokenizer::Tokenizer,
@@ -62,13 +62,18 @@ fn runner(
     options: &WorkerOptions,
     failed: impl Fn(String) -> ModelSetupError,
 ) -> Result<CpuRunner, ModelSetupError> {
-    let config = model.config();
-    let token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size_of::<f32>();
+    // As exact as the products: f16 beside int8 activations.
+    let kv_dtype = match options.arithmetic {
+        config::Arithmetic::Int8 => KvDtype::F16,
+        config::Arithmetic::F32 => KvDtype::F32,
+    };
+    let token_bytes = CpuRunner::token_bytes(model.config(), kv_dtype);
     let block_bytes = (token_bytes as u64).saturating_mul(options.block_size as u64);
     let runner_options = CpuRunnerOptions {
         threads: options.threads,
         block_size: options.block_size,
         blocks: blocks_for(options, block_bytes)?,
+        kv_dtype,
     };
     CpuRunner::new(model, runner_options).map_err(|error| failed(error.to_string()))
 }
