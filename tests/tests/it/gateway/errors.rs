@@ -129,8 +129,7 @@ async fn chat_fields() {
         ("stream", json!("yes"), kind, "stream", "a boolean"),
         ("stream_options", json!({"include_usage": true}), range, "stream_options", "only allowed when 'stream'"),
         ("stream_options", json!([true]), kind, "stream_options", "an object, but got an array"),
-        ("response_format", json!({"type": "json_object"}), no, "response_format", "\"json_object\" is not supported"),
-        ("tools", json!([{"type": "function"}]), no, "tools", "'tool_choice' to \"none\""),
+        ("functions", json!([{"name": "f"}]), no, "functions", "use 'tools' instead"),
     ];
     check(&kit, CHAT, &base, cases).await;
 }

@@ -154,7 +154,10 @@ async fn parameters_reach_the_engine() {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
     let call = speaker.calls.lock().unwrap()[0].clone();
     let prompt: Vec<u8> = call.prompt.iter().map(|token| *token as u8).collect();
-    assert_eq!(String::from_utf8(prompt).unwrap(), "system: be brief\nuser: ab\nassistant: \ntool: t\nassistant: ");
+    assert_eq!(
+        String::from_utf8(prompt).unwrap(),
+        "system: be brief\nuser: ab\nassistant: \nuser: <tool_response>\nt\n</tool_response>\nassistant: "
+    );
     let s = &call.sampling;
     assert_eq!((s.temperature, s.top_p, s.top_k, s.min_p), (0.5, 0.9, Some(5), 0.1));
     assert_eq!((s.presence_penalty, s.frequency_penalty, s.repetition_penalty), (0.25, -0.5, 1.5));
