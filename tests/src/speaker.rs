@@ -29,7 +29,7 @@ use tokio::sync::Semaphore;
 /// The token that ends a reply; below it, token = byte.
 pub const END_TOKEN: u32 = 256;
 /// Longest sequence of the model.
-pub const CONTEXT: usize = 512;
+pub const CONTEXT: usize = 2048;
 
 /// Bytes as tokens.
 pub struct ByteText;

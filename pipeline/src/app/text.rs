@@ -162,3 +162,48 @@ impl TextModel for ModelText {
         prompt_block_hashes(prompt, self.block_size, cache_salt).into_iter().map(|hash| hash.0).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::gateway::{conversation::PastCall, deps::Role};
+
+    fn conversation() -> Conversation {
+        let said = |role, content: &str| Turn::from(ChatMessage { role, content: content.into() });
+        let call = PastCall { id: "c1".into(), name: "add".into(), arguments: json!({"a": 1}) };
+        let asked = Turn { calls: vec![call], ..said(Role::Assistant, "") };
+        let answered = Turn { answers: Some("c1".into()), ..said(Role::Tool, "2") };
+        let tools = vec![json!({"type": "function", "function": {"name": "add"}})];
+        Conversation { turns: vec![said(Role::User, "?"), asked, answered], tools }
+    }
+
+    /// Scenario: the same conversation with tools, for a template that knows them and for one that does not.
+    /// Guarantees: the first gets tools, calls and the id that a result answers; the second gets plain messages of roles it
+    /// knows.
+    #[test]
+    fn tools_reach_every_template() {
+        let mut text = ModelText::load("tiny", "simulated", 16).unwrap();
+        let plain = text.render_conversation(&conversation()).unwrap();
+        assert!(plain.starts_with("<|im_start|>system\nYou can use the functions below"), "{plain}");
+        assert!(plain.contains("{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>"), "{plain}");
+        assert!(plain.contains("<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>"), "{plain}");
+
+        let source = "{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}{{ m.role }}=\
+                      {{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}\
+                      {{ c.function.arguments | tojson }}{% endfor %}{{ m.tool_call_id }};{% endfor %}";
+        text.template = Some(ChatTemplate::new(source, "", "").unwrap());
+        text.taught = ToolCallFormat::of_template(source);
+        let taught = text.render_conversation(&conversation()).unwrap();
+        assert_eq!(taught, "[add]user=?;assistant=<tool_call>add{\"a\": 1};tool=2c1;");
+    }
+
+    /// Scenario: a shape is asked of the simulated model. Guarantees: it is refused with the reason.
+    #[test]
+    fn the_simulated_model_takes_no_shape() {
+        let text = ModelText::load("simulated", "simulated", 16).unwrap();
+        let refused = text.check_grammar(&GrammarSource::JsonObject).unwrap_err();
+        assert!(refused.to_string().contains("writes numbers"), "{refused}");
+    }
+}

@@ -5,12 +5,12 @@
 //! errors that name the field. Cost: milliseconds a new grammar, on the text runtime. No state.
 
 use engine::{
-    grammar::{GrammarError, GrammarSource},
+    grammar::{GrammarError, GrammarSource, MAX_JSON_WHITESPACE},
     tool_calls::{
         ParallelCalls, Tool, ToolCallFormat, ToolChoice, ToolError, constraint, parse_tool_choice, parse_tools,
     },
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{deps::TextModel, error::ApiError, json_body, params::RawRequest};
 
@@ -176,21 +176,41 @@ pub fn settle(
     }
     let Some(used) = tools else { return Ok((shape.map(|shape| shape.source.clone()), None)) };
     let only_calls = used.choice != ToolChoice::Auto;
-    if let (Some(shape), false) = (shape, only_calls) {
-        let message = format!(
-            "'{}' cannot be combined with tools that the model is free to call; set 'tool_choice' to \"none\", \
-             \"required\" or a function.",
-            shape.param
-        );
-        return Err(ApiError::unsupported(shape.param.clone(), message));
-    }
     let format = text.tool_format();
-    let grammar = constraint(&used.tools, &used.choice, format, used.parallel).map_err(of_tools)?;
+    let grammar = match shape.filter(|_| !only_calls) {
+        None => constraint(&used.tools, &used.choice, format, used.parallel).map_err(of_tools)?,
+        Some(shape) => Some(calls_or_answer(used, format, shape)?),
+    };
     if let Some(grammar) = &grammar {
         text.check_grammar(grammar).map_err(|error| blame(text, &used.tools, &error))?;
     }
     let names = used.tools.iter().map(|tool| tool.name.clone()).collect();
     Ok((grammar, Some(ToolReply { format, names, only_calls })))
+}
+
+/// The model calls tools, or it answers in the shape.
+fn calls_or_answer(used: &ToolUse, format: ToolCallFormat, shape: &Shape) -> Result<GrammarSource, ApiError> {
+    let mut schema: Value = match &shape.source {
+        GrammarSource::JsonObject => json!({"type": "object"}),
+        GrammarSource::JsonSchema(text) => serde_json::from_str(text).unwrap_or_default(),
+        GrammarSource::Regex(_) | GrammarSource::Lark(_) => Value::Null,
+    };
+    let calls = constraint(&used.tools, &ToolChoice::Required, format, used.parallel).map_err(of_tools)?;
+    let calls = calls.as_ref().map(GrammarSource::text).and_then(|text| text.strip_prefix("start: "));
+    let (Some(fields), Some((start, rules))) = (schema.as_object_mut(), calls.and_then(|text| text.split_once('\n')))
+    else {
+        let message = format!(
+            "'{}' cannot be combined with tools that the model is free to call, unless it asks for JSON; set \
+             'tool_choice' to \"none\", \"required\" or a function.",
+            shape.param
+        );
+        return Err(ApiError::unsupported(shape.param.clone(), message));
+    };
+    // The bound that a schema alone has, too.
+    let blanks = format!(r"[\x20\x0A\x0D\x09]{{1,{MAX_JSON_WHITESPACE}}}");
+    fields.insert("x-guidance".into(), json!({"whitespace_pattern": blanks}));
+    let lark = format!("start: called | answer\ncalled: {start}\nanswer: %json {schema}\n{rules}");
+    Ok(GrammarSource::Lark(lark))
 }
 
 fn of_grammar(param: &str, error: &GrammarError) -> ApiError {

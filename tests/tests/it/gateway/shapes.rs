@@ -44,7 +44,7 @@ async fn chat_whole() {
     let decisions = kit.rows.decisions.lock().unwrap();
     assert_eq!(decisions[0].decision_id, answer.header("x-evenkeel-decision"));
     let call = speaker.calls.lock().unwrap()[0].clone();
-    assert_eq!(call.stop.max_tokens, 512 - 23, "the default is all that the context leaves");
+    assert_eq!(call.stop.max_tokens, 2048 - 23, "the default is all that the context leaves");
     assert_eq!(call.sampling.temperature, 1.0);
     assert_eq!(kit.leased(), (0, 0));
 }

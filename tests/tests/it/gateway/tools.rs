@@ -122,6 +122,18 @@ async fn choices_become_grammars() {
         let Some(GrammarSource::Lark(lark)) = speaker.grammars.lock().unwrap()[0].clone() else { panic!("no grammar") };
         assert!(lark.contains(has) && !lark.contains(lacks), "{extra}: {lark}");
     }
+    for format in
+        [json!({"type": "json_object"}), json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}})]
+    {
+        let (kit, speaker) = kit("{}");
+        let answer = kit.post(CHAT, ask(json!({"response_format": format}))).await;
+        assert_eq!(answer.json()["choices"][0]["message"]["content"], "{}", "{}", answer.text);
+        let Some(GrammarSource::Lark(lark)) = speaker.grammars.lock().unwrap()[0].clone() else { panic!("no grammar") };
+        assert!(
+            lark.starts_with("start: called | answer\ncalled: call (") && lark.contains("answer: %json {"),
+            "{lark}"
+        );
+    }
     let (kit, speaker) = kit(ONE_CALL);
     let answer = kit.post(CHAT, ask(json!({"tool_choice": "none"}))).await.json();
     assert_eq!(answer["choices"][0]["message"]["content"], ONE_CALL);
@@ -146,14 +158,15 @@ async fn a_template_without_tools_is_helped() {
                 user: <tool_response>\n2\n</tool_response>\n<tool_response>\n?\n</tool_response>\nassistant: ";
     let (kit, speaker) = kit("2");
     let sky = json!([{"type": "function", "function": {"name": "sky", "description": "Its colour."}}]);
-    let answer = kit.post(CHAT, ask(json!({"messages": history, "tools": sky, "max_tokens": 5}))).await;
-    assert_eq!(
-        answer.status,
-        StatusCode::BAD_REQUEST,
-        "the test model's context holds no explanation: {}",
-        answer.text
-    );
-    assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
+    let with_tools = ask(json!({"messages": history, "tools": sky}));
+    assert_eq!(kit.post(CHAT, with_tools.clone()).await.status, StatusCode::OK);
+    let shown = prompt(&speaker);
+    let list = "<tools>\n{\"name\": \"sky\", \"description\": \"Its colour.\"}\n</tools>";
+    assert!(shown.starts_with("system: You can use") && shown.contains(list) && shown.ends_with(said), "{shown}");
+    let mut own = with_tools;
+    own["messages"].as_array_mut().unwrap().insert(0, json!({"role": "system", "content": "Be brief."}));
+    assert_eq!(kit.post(CHAT, own).await.status, StatusCode::OK);
+    assert!(prompt(&speaker).starts_with("system: Be brief.\n\nYou can use"), "{}", prompt(&speaker));
     let answer = kit.post(CHAT, json!({"model": "tiny", "messages": history})).await;
     assert_eq!((answer.status, prompt(&speaker).as_str()), (StatusCode::OK, said));
 }
@@ -177,7 +190,7 @@ async fn wrong_tools_are_refused() {
         ("parallel_tool_calls", json!("no"), "parallel_tool_calls", "a boolean"),
         ("messages", called(json!({"id": "c"})), "messages[0].tool_calls[0].function", "name and arguments"),
         ("messages", called(json!({"function": {}})), "messages[0].tool_calls[0].function.name", "a string"),
-        ("response_format", json!({"type": "json_object"}), "response_format", "'tool_choice' to \"none\""),
+        ("guided_regex", json!("a"), "guided_regex", "'tool_choice' to \"none\""),
     ];
     let (kit, speaker) = kit("hi");
     for (field, value, param, words) in cases {
