@@ -47,6 +47,7 @@ fi
 echo
 
 check "official OpenAI client" "$venv/bin/python" tests/python/openai_client.py
+check "structured output with the official client" "$venv/bin/python" tests/python/structured_output.py
 check "SQL from the command line" "$EVENKEEL_BIN" sql "select event, count(*) as n from requests group by event order by n desc"
 check "snapshot" "$EVENKEEL_BIN" snapshot --out "$work/snapshot"
 check "snapshot in pyarrow, polars and DuckDB" "$venv/bin/python" tests/python/snapshot_tools.py "$work/snapshot"

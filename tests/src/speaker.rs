@@ -5,23 +5,31 @@
 //! same reply from any offset.
 
 use std::sync::{
-    Arc, Mutex,
+    Arc, LazyLock, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
 
 use async_trait::async_trait;
-use engine::{request::FinishReason, step::TokenLogprob};
+use engine::{
+    grammar::{GrammarError, GrammarSource, GrammarVocabulary, factory::GrammarFactory},
+    request::FinishReason,
+    step::TokenLogprob,
+    stop::TokenBytes,
+    tool_calls::ToolCallFormat,
+};
 use futures::{StreamExt, stream::unfold};
 use pipeline::gateway::{
-    deps::{ChatMessage, TextFault, TextModel},
+    conversation::Conversation,
+    deps::{TextFault, TextModel},
     instances::{Chunk, ChunkFinish, ChunkStream, GenerateCall, InstanceClient, InstanceError},
+    tool_prompt::plain_messages,
 };
 use tokio::sync::Semaphore;
 
 /// The token that ends a reply; below it, token = byte.
 pub const END_TOKEN: u32 = 256;
 /// Longest sequence of the model.
-pub const CONTEXT: usize = 512;
+pub const CONTEXT: usize = 2048;
 
 /// Bytes as tokens.
 pub struct ByteText;
@@ -45,9 +53,16 @@ impl TextModel for ByteText {
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextFault> {
         Ok(text.bytes().map(u32::from).collect())
     }
-    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextFault> {
+    fn render_conversation(&self, conversation: &Conversation) -> Result<String, TextFault> {
+        let messages = plain_messages(conversation);
         let lines = messages.iter().map(|message| format!("{}: {}\n", message.role.name(), message.content));
         Ok(lines.chain(["assistant: ".to_string()]).collect())
+    }
+    fn tool_format(&self) -> ToolCallFormat {
+        ToolCallFormat::Hermes
+    }
+    fn check_grammar(&self, source: &GrammarSource) -> Result<(), GrammarError> {
+        FACTORY.compile(source).map(|_| ())
     }
     fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TextFault> {
         self.encode_prompt(rendered)
@@ -62,6 +77,22 @@ impl TextModel for ByteText {
             hash
         };
         prompt.chunks_exact(16).map(&mut chain).collect()
+    }
+}
+
+/// Compiles for bytes; one for all tests of a process.
+static FACTORY: LazyLock<GrammarFactory> = LazyLock::new(|| {
+    let bytes = Bytes((0..=255u8).collect());
+    let vocabulary = GrammarVocabulary::of_bytes(&bytes, 257, &[END_TOKEN]);
+    GrammarFactory::new(&vocabulary).expect("bytes can be constrained")
+});
+
+/// All bytes in order, so that each is the text of its token.
+struct Bytes(Vec<u8>);
+
+impl TokenBytes for Bytes {
+    fn token_bytes(&self, token: u32) -> &[u8] {
+        self.0.get(token as usize).map(std::slice::from_ref).unwrap_or_default()
     }
 }
 
@@ -84,6 +115,8 @@ pub struct Speaker {
     pub reply: String,
     pub fault: Mutex<Fault>,
     pub calls: Mutex<Vec<GenerateCall>>,
+    /// What the text of each call had to look like. The reply is the same whatever it says.
+    pub grammars: Mutex<Vec<Option<GrammarSource>>>,
     /// Streams that exist.
     pub live: Arc<AtomicUsize>,
     /// A token costs a permit, if set.
@@ -97,6 +130,7 @@ impl Speaker {
             reply: reply.into(),
             fault: Mutex::new(Fault::None),
             calls: Mutex::default(),
+            grammars: Mutex::default(),
             live: Arc::default(),
             pace: None,
             cached_tokens: 0,
@@ -181,7 +215,12 @@ impl Speech {
 
 #[async_trait]
 impl InstanceClient for Speaker {
-    async fn generate(&self, call: GenerateCall) -> Result<ChunkStream, InstanceError> {
+    async fn generate_within(
+        &self,
+        call: GenerateCall,
+        grammar: Option<GrammarSource>,
+    ) -> Result<ChunkStream, InstanceError> {
+        self.grammars.lock().unwrap().push(grammar);
         self.calls.lock().unwrap().push(call.clone());
         let fault = {
             let mut fault = self.fault.lock().unwrap();

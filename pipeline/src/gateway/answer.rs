@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::{
     deps::TextModel,
     error::ApiError,
+    reader::Reader,
     running::{Running, Step},
     shape::{Envelope, Gathered},
 };
@@ -29,12 +30,10 @@ pub async fn whole(
     choices: usize,
 ) -> Result<Response, ApiError> {
     let mut gathered = vec![Gathered::default(); choices];
+    let mut readers: Vec<Reader> = (0..choices).map(|_| Reader::new(envelope.tools.as_ref())).collect();
     while let Some(step) = running.next().await {
         let Step::Piece { choice, piece } = step? else { continue };
-        let into = &mut gathered[choice];
-        into.text.push_str(&piece.text);
-        into.logprobs.extend(piece.logprobs);
-        into.finish_reason = piece.end.map(|end| end.reason.name()).or(into.finish_reason);
+        gathered[choice].add(readers[choice].read(piece));
     }
     Ok(Json(envelope.whole(&gathered, running.usage(), text)).into_response())
 }
@@ -44,6 +43,7 @@ struct EventStream {
     envelope: Envelope,
     text: Arc<dyn TextModel>,
     ready: VecDeque<Bytes>,
+    readers: Vec<Reader>,
     /// Characters of each choice sent so far.
     offsets: Vec<usize>,
     is_done: bool,
@@ -52,7 +52,8 @@ struct EventStream {
 /// The answer as server-sent events.
 pub fn stream(running: Running, envelope: Envelope, text: Arc<dyn TextModel>, choices: usize) -> Response {
     let ready = (0..choices).filter_map(|choice| envelope.opening(choice)).map(|chunk| event(&chunk)).collect();
-    let state = EventStream { running, envelope, text, ready, offsets: vec![0; choices], is_done: false };
+    let readers = (0..choices).map(|_| Reader::new(envelope.tools.as_ref())).collect();
+    let state = EventStream { running, envelope, text, ready, readers, offsets: vec![0; choices], is_done: false };
     let body = Body::from_stream(unfold(state, |mut state| async move {
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(bytes), state))
@@ -78,7 +79,8 @@ impl EventStream {
                 Some(Ok(Step::Piece { choice, piece })) => {
                     let offset = self.offsets[choice];
                     self.offsets[choice] += piece.text.chars().count();
-                    let chunks = self.envelope.piece(choice, &piece, self.text.as_ref(), offset);
+                    let news = self.readers[choice].read(piece);
+                    let chunks = self.envelope.news(choice, &news, self.text.as_ref(), offset);
                     self.ready.extend(chunks.iter().map(event));
                 }
                 Some(Ok(Step::Idle)) => return Some(Bytes::from_static(b": waiting\n\n")),

@@ -7,9 +7,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use engine::{
+    grammar::{GrammarError, GrammarSource},
+    tool_calls::ToolCallFormat,
+};
 use tokio::runtime::Handle;
 
-use super::{instances::InstanceDirectory, metrics::Metrics};
+use super::{conversation::Conversation, instances::InstanceDirectory, metrics::Metrics};
 use crate::{
     config::Config,
     ids::Micros,
@@ -85,7 +89,15 @@ pub trait TextModel: Send + Sync {
     /// A plain prompt to tokens, with the start token if the model wants one.
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextFault>;
     /// A conversation to text, with the opening of the answer.
-    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextFault>;
+    fn render_conversation(&self, conversation: &Conversation) -> Result<String, TextFault>;
+    /// The same for messages of text alone.
+    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextFault> {
+        self.render_conversation(&messages.into())
+    }
+    /// How the model writes tool calls.
+    fn tool_format(&self) -> ToolCallFormat;
+    /// Compiles the grammar, to find out whether an engine of the model can enforce it. May take milliseconds.
+    fn check_grammar(&self, source: &GrammarSource) -> Result<(), GrammarError>;
     /// A rendered conversation to tokens; the template has set its special tokens already.
     fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TextFault>;
     /// Bytes a token adds to the output; empty for special tokens.

@@ -24,6 +24,7 @@ use super::{
     running::Running,
     serve::{self, Case},
     shape::Envelope,
+    structure::ToolReply,
 };
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-id");
@@ -71,11 +72,11 @@ async fn known_sender(
         }
     };
     let choices = parsed.inputs.len() * parsed.common.choices as usize;
-    let sequences = match serve::serve(gateway, &mut case, &parsed, prepared).await {
+    let sequences = match serve::serve(gateway, &mut case, &parsed, &prepared).await {
         Ok(sequences) => sequences,
         Err(error) => return (error.into_response(), case.decision_id),
     };
-    let envelope = envelope(gateway, &parsed, &case);
+    let envelope = envelope(gateway, &case, &parsed, prepared.tools);
     let mut running = Running::new(gateway.clone(), case, sequences, parsed.common.choices);
     let text = gateway.deps.text.clone();
     let began = running.begin().await;
@@ -112,7 +113,7 @@ async fn understand(
     tokio::time::timeout(limit, work).await.unwrap_or(Err(ApiError::TimedOut { limit }))
 }
 
-fn envelope(gateway: &Gateway, parsed: &ParsedRequest, case: &Case) -> Envelope {
+fn envelope(gateway: &Gateway, case: &Case, parsed: &ParsedRequest, tools: Option<ToolReply>) -> Envelope {
     let prefix = match parsed.face {
         Face::Chat => "chatcmpl",
         Face::Completion => "cmpl",
@@ -125,5 +126,6 @@ fn envelope(gateway: &Gateway, parsed: &ParsedRequest, case: &Case) -> Envelope 
         fingerprint: gateway.fingerprint.clone(),
         wants_logprobs: parsed.common.sampling.logprobs.is_some(),
         includes_usage: parsed.common.includes_usage,
+        tools,
     }
 }

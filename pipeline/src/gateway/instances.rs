@@ -14,6 +14,7 @@ use std::{
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use engine::{
+    grammar::GrammarSource,
     request::{FinishReason, Lane, SamplingParams, StopConditions},
     step::TokenLogprob,
 };
@@ -77,7 +78,17 @@ pub type ChunkStream = Pin<Box<dyn Stream<Item = Result<Chunk, InstanceError>> +
 /// Dropping the stream cancels the sequence; the engine frees its blocks within one step.
 #[async_trait]
 pub trait InstanceClient: Send + Sync {
-    async fn generate(&self, call: GenerateCall) -> Result<ChunkStream, InstanceError>;
+    /// Runs the sequence; its text follows `grammar`, if there is one.
+    async fn generate_within(
+        &self,
+        call: GenerateCall,
+        grammar: Option<GrammarSource>,
+    ) -> Result<ChunkStream, InstanceError>;
+
+    /// Runs the sequence with its text free.
+    async fn generate(&self, call: GenerateCall) -> Result<ChunkStream, InstanceError> {
+        self.generate_within(call, None).await
+    }
 }
 
 /// State of an instance as its supervisor knows it.

@@ -7,6 +7,8 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `conversation`, `tool_prompt` | messages, calls and tools as templates see them |
+//! | `structure`, `reader` | what the answer must look like; text and tool calls in it |
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `instances` | instances, their clients and leases |
 //! | `recorder` | one account a request: rows, metrics and log lines |
@@ -20,6 +22,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod conversation;
 pub mod decision;
 pub mod deps;
 pub mod dispatcher;
@@ -33,12 +36,15 @@ mod output;
 pub mod params;
 pub mod parse;
 pub mod prepare;
+pub mod reader;
 pub mod recorder;
 pub mod running;
 pub mod sequence;
 pub mod serve;
 pub mod shape;
 mod status;
+pub mod structure;
+pub mod tool_prompt;
 
 use std::sync::Arc;
 

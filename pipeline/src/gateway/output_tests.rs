@@ -1,12 +1,14 @@
 //! Tests of a sequence's output over several instances: nothing is lost and nothing comes twice.
 
-use engine::{request::FinishReason, step::TokenLogprob};
+use engine::{
+    grammar::{GrammarError, GrammarSource},
+    request::FinishReason,
+    step::TokenLogprob,
+    tool_calls::ToolCallFormat,
+};
 
 use super::*;
-use crate::gateway::{
-    deps::{ChatMessage, TextFault},
-    instances::ChunkFinish,
-};
+use crate::gateway::{conversation::Conversation, deps::TextFault, instances::ChunkFinish};
 
 const TEXT: &str = "Grüße, Wörld ✓ done";
 const END: u32 = 256;
@@ -33,8 +35,14 @@ impl TextModel for Bytes {
     fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextFault> {
         Ok(text.bytes().map(u32::from).collect())
     }
-    fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, TextFault> {
-        Ok(messages.iter().map(|message| message.content.as_str()).collect())
+    fn render_conversation(&self, conversation: &Conversation) -> Result<String, TextFault> {
+        Ok(conversation.turns.iter().map(|turn| turn.message.content.as_str()).collect())
+    }
+    fn tool_format(&self) -> ToolCallFormat {
+        ToolCallFormat::Hermes
+    }
+    fn check_grammar(&self, _source: &GrammarSource) -> Result<(), GrammarError> {
+        Err(GrammarError::Vocabulary("no grammar is asked for here".into()))
     }
     fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TextFault> {
         self.encode_prompt(rendered)

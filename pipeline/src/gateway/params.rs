@@ -28,6 +28,11 @@ const EXPECTED: &[(&str, &str)] = &[
     ("content", "a string or an array of parts of type text"),
     ("type", "a string"),
     ("text", "a string"),
+    ("tool_calls", "an array of calls"),
+    ("tool_call_id", "a string"),
+    ("function", "an object with name and arguments"),
+    ("name", "a string"),
+    ("arguments", "a string of JSON"),
     ("prompt", "a string, an array of strings, an array of token ids or an array of such arrays"),
     ("max_tokens", "an integer of at least 1"),
     ("max_completion_tokens", "an integer of at least 1"),
@@ -52,6 +57,11 @@ const EXPECTED: &[(&str, &str)] = &[
     ("suffix", "a string"),
     ("response_format", "an object"),
     ("tools", "an array"),
+    ("functions", "an array"),
+    ("parallel_tool_calls", "a boolean"),
+    ("guided_regex", "a string"),
+    ("guided_grammar", "a string"),
+    ("structured_outputs", "an object"),
 ];
 
 /// What the field at the end of `path` takes.
@@ -110,7 +120,13 @@ pub struct RawRequest<L> {
     pub response_format: Option<Map<String, Value>>,
     pub tools: Option<Vec<Value>>,
     pub tool_choice: Option<Value>,
+    pub parallel_tool_calls: Option<bool>,
     pub functions: Option<Vec<Value>>,
+    pub guided_json: Option<Value>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Value>,
+    pub guided_grammar: Option<String>,
+    pub structured_outputs: Option<Map<String, Value>>,
 }
 
 /// One message as sent.
@@ -118,7 +134,21 @@ pub struct RawRequest<L> {
 pub struct RawMessage {
     pub role: Option<String>,
     pub content: Option<RawContent>,
-    pub tool_calls: Option<Vec<Value>>,
+    pub tool_calls: Option<Vec<RawCall>>,
+    pub tool_call_id: Option<String>,
+}
+
+/// A call in an assistant's message as sent.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct RawCall {
+    pub id: Option<String>,
+    pub function: Option<RawFunction>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct RawFunction {
+    pub name: Option<String>,
+    pub arguments: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -182,7 +212,6 @@ pub(super) fn integer(param: &str, value: Option<i64>, low: i64, high: i64) -> R
 
 /// Checks everything but messages, prompt and `logprobs`, which the kinds check themselves.
 pub fn common<L>(raw: &RawRequest<L>, vocab: usize) -> Result<Common, ApiError> {
-    refuse_unsupported(raw)?;
     let model = raw.model.clone().filter(|model| !model.is_empty());
     let model = model.ok_or_else(|| missing("model"))?;
     let (name, most) = match raw.max_completion_tokens {
@@ -233,26 +262,6 @@ pub(super) fn missing(param: &str) -> ApiError {
         message: format!("Missing required parameter: '{param}'; expected {}.", expected(param)),
         code: "missing_required_parameter",
     }
-}
-
-fn refuse_unsupported<L>(raw: &RawRequest<L>) -> Result<(), ApiError> {
-    if let Some(format) = &raw.response_format
-        && format.get("type").and_then(Value::as_str) != Some("text")
-    {
-        let asked = format.get("type").cloned().unwrap_or(Value::Null);
-        return Err(ApiError::unsupported(
-            "response_format",
-            format!("'response_format' of type {asked} is not supported; only {{\"type\": \"text\"}} is."),
-        ));
-    }
-    let is_off = raw.tool_choice.as_ref().and_then(Value::as_str) == Some("none");
-    for (param, list) in [("tools", &raw.tools), ("functions", &raw.functions)] {
-        if list.as_ref().is_some_and(|list| !list.is_empty()) && !is_off {
-            let message = format!("'{param}' is not supported; leave it out, or set 'tool_choice' to \"none\".");
-            return Err(ApiError::unsupported(param, message));
-        }
-    }
-    Ok(())
 }
 
 fn stop_strings(stop: Option<&OneOrMany>) -> Result<Vec<String>, ApiError> {

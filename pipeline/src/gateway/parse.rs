@@ -1,10 +1,12 @@
 //! A request body of either kind to one checked [`ParsedRequest`].
 
 use super::{
-    deps::{ChatMessage, Role},
+    conversation::{self, Conversation},
+    deps::Role,
     error::ApiError,
     json_body::{self, Object},
-    params::{self, Common, LOGPROBS_MAX, RawContent, RawMessage, RawPrompt, RawRequest},
+    params::{self, Common, LOGPROBS_MAX, RawPrompt, RawRequest},
+    structure::{self, Shape, ToolUse},
 };
 
 /// Most sequences of one completion request (prompts × n).
@@ -29,7 +31,7 @@ impl Face {
 /// Text or tokens to go on from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
-    Chat(Vec<ChatMessage>),
+    Chat(Conversation),
     Text(String),
     Tokens(Vec<u32>),
 }
@@ -43,6 +45,10 @@ pub struct ParsedRequest {
     pub inputs: Vec<Input>,
     /// User messages in the conversation.
     pub turns: u32,
+    /// What the text of the answer must look like.
+    pub shape: Option<Shape>,
+    /// Chat only.
+    pub tools: Option<ToolUse>,
 }
 
 /// The body of a request to `face`. `vocab`: token ids are below this.
@@ -70,54 +76,15 @@ fn chat(raw: &RawRequest<bool>, vocab: usize) -> Result<ParsedRequest, ApiError>
             format!("Invalid value for 'messages': expected {}, but got an empty one.", params::expected("messages")),
         ));
     }
-    let messages: Vec<ChatMessage> =
-        sent.iter().enumerate().map(|(index, Object(raw))| message(index, raw)).collect::<Result<_, _>>()?;
-    let turns = messages.iter().filter(|message| message.role == Role::User).count() as u32;
-    Ok(ParsedRequest { face: Face::Chat, common, inputs: vec![Input::Chat(messages)], turns })
-}
-
-fn message(index: usize, raw: &RawMessage) -> Result<ChatMessage, ApiError> {
-    let at = |field: &str| format!("messages[{index}].{field}");
-    let role = match raw.role.as_deref() {
-        Some("system" | "developer") => Role::System,
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some("tool") => Role::Tool,
-        Some(other) => {
-            let shown = json_body::shorten(other);
-            let words = params::expected("role");
-            let message = format!("Invalid value for '{}': expected {words}, but got `{shown}`.", at("role"));
-            return Err(ApiError::parameter(at("role"), message));
-        }
-        None => return Err(params::missing(&at("role"))),
+    let said = sent.iter().enumerate().map(|(index, Object(raw))| conversation::turn(index, raw));
+    let tools = structure::tool_use(raw)?;
+    let conversation = Conversation {
+        turns: said.collect::<Result<_, _>>()?,
+        tools: raw.tools.clone().filter(|_| tools.is_some()).unwrap_or_default(),
     };
-    let content = match &raw.content {
-        Some(RawContent::Text(text)) => text.clone(),
-        Some(RawContent::Parts(parts)) => {
-            let mut joined = String::new();
-            for (place, part) in parts.iter().enumerate() {
-                let path = format!("{}[{place}]", at("content"));
-                match (part.kind.as_str(), &part.text) {
-                    ("text", Some(text)) => joined.push_str(text),
-                    ("text", None) => return Err(params::missing(&format!("{path}.text"))),
-                    (kind, _) => {
-                        let kind = json_body::shorten(kind);
-                        let message = format!("Content parts of type `{kind}` are not supported; expected `text`.");
-                        return Err(ApiError::unsupported(format!("{path}.type"), message));
-                    }
-                }
-            }
-            joined
-        }
-        None if role == Role::Assistant => String::new(),
-        None => {
-            let path = at("content");
-            let words = params::expected("content");
-            let message = format!("Invalid value for '{path}': expected {words}, but got null.");
-            return Err(ApiError::parameter(path, message));
-        }
-    };
-    Ok(ChatMessage { role, content })
+    let turns = conversation.turns.iter().filter(|turn| turn.message.role == Role::User).count() as u32;
+    let (shape, inputs) = (structure::shape(raw)?, vec![Input::Chat(conversation)]);
+    Ok(ParsedRequest { face: Face::Chat, common, inputs, turns, shape, tools })
 }
 
 fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiError> {
@@ -129,6 +96,12 @@ fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiE
     if raw.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::unsupported("suffix", "'suffix' is not supported; leave it out."));
     }
+    for (param, list) in [("tools", &raw.tools), ("functions", &raw.functions)] {
+        if list.as_ref().is_some_and(|list| !list.is_empty()) {
+            let message = format!("'{param}' is not supported here; use /v1/chat/completions.");
+            return Err(ApiError::unsupported(param, message));
+        }
+    }
     let inputs = match raw.prompt.clone().ok_or_else(|| params::missing("prompt"))? {
         RawPrompt::Text(text) => vec![Input::Text(text)],
         RawPrompt::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
@@ -136,7 +109,8 @@ fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiE
         RawPrompt::TokenLists(lists) => lists.into_iter().map(Input::Tokens).collect(),
     };
     check_prompts(&inputs, common.choices, vocab)?;
-    Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1 })
+    let shape = structure::shape(raw)?;
+    Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1, shape, tools: None })
 }
 
 fn check_prompts(inputs: &[Input], choices: u32, vocab: usize) -> Result<(), ApiError> {

@@ -1,16 +1,18 @@
-//! Text to tokens to block hashes, on blocking threads of the text runtime (DESIGN §2 step 1, §7 rule 9).
+//! Text to tokens to block hashes, and the answer's grammar, on blocking threads of the text runtime (DESIGN §2 step 1, §7 rule 9).
 //!
 //! Bound: [`TEXT_JOBS_MAX`] requests are worked on at once; further ones wait their turn, each holding no more than its
 //! body. Time: linear in the text.
 
 use std::sync::Arc;
 
+use engine::grammar::GrammarSource;
 use tokio::sync::Semaphore;
 
 use super::{
     deps::{Deps, TextModel},
     error::ApiError,
     parse::{Face, Input, ParsedRequest},
+    structure::{self, ToolReply},
 };
 
 /// Requests rendered and tokenised at once.
@@ -32,6 +34,10 @@ pub struct Prepared {
     pub prompts: Vec<Prompt>,
     /// Sum over the prompts.
     pub prompt_tokens: u32,
+    /// What the text of each sequence must look like; the model's engines can enforce it.
+    pub grammar: Option<GrammarSource>,
+    /// How to read tool calls, if there are tools.
+    pub tools: Option<ToolReply>,
 }
 
 /// Limits concurrent text work.
@@ -46,7 +52,7 @@ impl Default for TextJobs {
 }
 
 impl TextJobs {
-    /// Renders, tokenises and hashes on a blocking thread.
+    /// Renders, tokenises, hashes and compiles on a blocking thread.
     pub async fn prepare(&self, deps: &Deps, request: Arc<ParsedRequest>) -> Result<Prepared, ApiError> {
         let _slot = self.slots.acquire().await.map_err(|_| ApiError::Internal("text work is shut down".into()))?;
         let text = deps.text.clone();
@@ -60,12 +66,13 @@ fn prepare(text: &dyn TextModel, request: &ParsedRequest) -> Result<Prepared, Ap
         Face::Chat => "messages",
         Face::Completion => "prompt",
     };
+    let (grammar, tools) = structure::settle(text, request.shape.as_ref(), request.tools.as_ref())?;
     let prompts: Vec<Prompt> = request
         .inputs
         .iter()
         .map(|input| {
             let tokens = match input {
-                Input::Chat(messages) => text.encode_chat(&text.render_chat(messages)?)?,
+                Input::Chat(conversation) => text.encode_chat(&text.render_conversation(conversation)?)?,
                 Input::Text(prompt) => text.encode_prompt(prompt)?,
                 Input::Tokens(tokens) => tokens.clone(),
             };
@@ -73,7 +80,7 @@ fn prepare(text: &dyn TextModel, request: &ParsedRequest) -> Result<Prepared, Ap
         })
         .collect::<Result<_, _>>()?;
     let total: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-    Ok(Prepared { prompts, prompt_tokens: u32::try_from(total).unwrap_or(u32::MAX) })
+    Ok(Prepared { prompts, prompt_tokens: u32::try_from(total).unwrap_or(u32::MAX), grammar, tools })
 }
 
 fn prompt(

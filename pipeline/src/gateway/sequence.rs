@@ -10,7 +10,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use engine::request::FinishReason;
+use engine::{grammar::GrammarSource, request::FinishReason};
 use futures::StreamExt;
 
 use super::{
@@ -83,6 +83,7 @@ pub struct Sequence {
     deps: Deps,
     dispatcher: Arc<Dispatcher>,
     call: GenerateCall,
+    grammar: Option<GrammarSource>,
     demand: Demand,
     /// Where it runs; the lease comes back when all sequences that share it are gone.
     seat: Seat,
@@ -111,6 +112,8 @@ impl Seat {
 pub struct SequencePlan {
     pub index: usize,
     pub call: GenerateCall,
+    /// What its text must look like.
+    pub grammar: Option<GrammarSource>,
     pub demand: Demand,
 }
 
@@ -127,6 +130,7 @@ impl Sequence {
             deps: deps.clone(),
             dispatcher: dispatcher.clone(),
             call: plan.call,
+            grammar: plan.grammar,
             demand: plan.demand,
             seat: Seat::of(grant),
             stream: None,
@@ -211,7 +215,7 @@ impl Sequence {
             call.stop.max_tokens = self.call.stop.max_tokens.saturating_sub(kept.len() as u32);
         }
         self.output.restart();
-        self.stream = Some(self.seat.client.generate(call).await?);
+        self.stream = Some(self.seat.client.generate_within(call, self.grammar.clone()).await?);
         Ok(())
     }
 

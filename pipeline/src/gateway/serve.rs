@@ -115,14 +115,14 @@ pub async fn serve(
     gateway: &Arc<Gateway>,
     case: &mut Case,
     request: &ParsedRequest,
-    prepared: Prepared,
+    prepared: &Prepared,
 ) -> Result<Vec<Sequence>, ApiError> {
-    let mut demand = classify_case(gateway, case, request, &prepared).await;
+    let mut demand = classify_case(gateway, case, request, prepared).await;
     let sequences = prepared.prompts.len() * request.common.choices as usize;
     case.recorder.arrived(demand.tier.name(), prepared.prompt_tokens, sequences).await;
     let grant = seat(gateway, case, &mut demand).await?;
     case.recorder.dispatched(grant.instance).await;
-    let source = Plans { request, prepared: &prepared, demand: &demand, request_id: case.recorder.request_id() };
+    let source = Plans { request, prepared, demand: &demand, request_id: case.recorder.request_id() };
     let plans = source.make(&gateway.deps);
     let starts = plans.into_iter().map(|plan| Sequence::start(&gateway.deps, &gateway.dispatcher, plan, &grant));
     match try_join_all(starts).await {
@@ -274,7 +274,7 @@ impl Plans<'_> {
                     max_tokens,
                     hashes: Arc::new(vec![prompt.hashes.clone()]),
                 };
-                SequencePlan { index, call, demand }
+                SequencePlan { index, call, grammar: self.prepared.grammar.clone(), demand }
             })
             .collect()
     }

@@ -3,10 +3,10 @@
 //! Pure: from pieces to values. A stream is: one chunk a choice with the role (chat), content chunks, one chunk a choice
 //! with its finish reason and an empty delta, then the usage chunk with no choices if it was asked for.
 
-use engine::step::TokenLogprob;
+use engine::{step::TokenLogprob, tool_calls::ToolCallEvent};
 use serde_json::{Map, Value, json};
 
-use super::{deps::TextModel, parse::Face, running::Usage, sequence::Piece};
+use super::{deps::TextModel, parse::Face, reader::News, running::Usage, structure::ToolReply};
 
 /// What all chunks and bodies of one answer have in common.
 #[derive(Debug, Clone)]
@@ -21,51 +21,103 @@ pub struct Envelope {
     pub wants_logprobs: bool,
     /// Streams only: chunks have a `usage` field, null until the last.
     pub includes_usage: bool,
+    /// How to read tool calls, if the request gave tools.
+    pub tools: Option<ToolReply>,
 }
 
 /// One choice, gathered for a whole body.
 #[derive(Debug, Clone, Default)]
 pub struct Gathered {
     pub text: String,
+    /// Name and arguments of each tool call.
+    pub calls: Vec<(String, String)>,
     pub logprobs: Vec<TokenLogprob>,
     pub finish_reason: Option<&'static str>,
+}
+
+impl Gathered {
+    /// Adds what is new of the choice.
+    pub fn add(&mut self, news: News) {
+        for event in news.events {
+            match event {
+                ToolCallEvent::Text(text) => self.text.push_str(&text),
+                ToolCallEvent::Begin { name, .. } => self.calls.push((name, String::new())),
+                ToolCallEvent::Arguments { index, text } => {
+                    if let Some((_, arguments)) = self.calls.get_mut(index) {
+                        arguments.push_str(&text);
+                    }
+                }
+                ToolCallEvent::End { .. } => {}
+            }
+        }
+        self.logprobs.extend(news.logprobs);
+        self.finish_reason = news.finish_reason.or(self.finish_reason);
+    }
 }
 
 impl Envelope {
     /// First chunk of a chat choice; completions have none.
     pub fn opening(&self, choice: usize) -> Option<Value> {
-        let delta = json!({"role": "assistant", "content": "", "refusal": null});
+        let content = if self.has_only_calls() { Value::Null } else { "".into() };
+        let delta = json!({"role": "assistant", "content": content, "refusal": null});
         (self.face == Face::Chat).then(|| self.chunk(json!([{"index": choice, "delta": delta, "finish_reason": null}])))
     }
 
-    /// Chunks for a piece: content if there is any, and the end. `offset`: characters of the choice's text before it.
-    pub fn piece(&self, choice: usize, piece: &Piece, text: &dyn TextModel, offset: usize) -> Vec<Value> {
+    fn has_only_calls(&self) -> bool {
+        self.tools.as_ref().is_some_and(|tools| tools.only_calls)
+    }
+
+    /// Chunks for what is new of a choice: one an event, and the end. `offset`: characters of its text before it.
+    pub fn news(&self, choice: usize, news: &News, text: &dyn TextModel, offset: usize) -> Vec<Value> {
         let mut chunks = Vec::new();
-        let logprobs = self.logprobs(&piece.logprobs, text, offset);
-        if !piece.text.is_empty() || !piece.logprobs.is_empty() {
-            let mut content = match self.face {
-                Face::Chat => json!({
-                    "index": choice, "delta": {"content": piece.text}, "finish_reason": null,
+        // All that the piece has, in its first chunk.
+        let mut logprobs = Some(self.logprobs(&news.logprobs, text, offset));
+        for event in &news.events {
+            let content = match (self.face, event) {
+                (_, ToolCallEvent::End { .. }) => continue,
+                (Face::Completion, ToolCallEvent::Text(text)) => json!({
+                    "index": choice, "text": text, "logprobs": logprobs.take(), "finish_reason": null,
                 }),
-                Face::Completion => json!({
-                    "index": choice, "text": piece.text, "logprobs": logprobs, "finish_reason": null,
-                }),
+                (_, event) => {
+                    let mut content = json!({
+                        "index": choice, "delta": self.delta(choice, event), "finish_reason": null,
+                    });
+                    if self.wants_logprobs {
+                        content["logprobs"] = logprobs.take().unwrap_or(Value::Null);
+                    }
+                    content
+                }
             };
-            if self.face == Face::Chat && self.wants_logprobs {
-                content["logprobs"] = logprobs;
-            }
             chunks.push(self.chunk(json!([content])));
         }
-        if let Some(end) = &piece.end {
+        if let Some(reason) = news.finish_reason {
             let last = match self.face {
-                Face::Chat => json!({"index": choice, "delta": {}, "finish_reason": end.reason.name()}),
-                Face::Completion => {
-                    json!({"index": choice, "text": "", "logprobs": null, "finish_reason": end.reason.name()})
-                }
+                Face::Chat => json!({"index": choice, "delta": {}, "finish_reason": reason}),
+                Face::Completion => json!({"index": choice, "text": "", "logprobs": null, "finish_reason": reason}),
             };
             chunks.push(self.chunk(json!([last])));
         }
         chunks
+    }
+
+    fn delta(&self, choice: usize, event: &ToolCallEvent) -> Value {
+        match event {
+            ToolCallEvent::Text(text) => json!({"content": text}),
+            ToolCallEvent::Begin { index, name } => json!({"tool_calls": [{
+                "index": index, "id": self.call_id(choice, *index), "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }]}),
+            ToolCallEvent::Arguments { index, text } => {
+                json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+            }
+            ToolCallEvent::End { .. } => json!({}),
+        }
+    }
+
+    /// The same for a call whether it is streamed or not.
+    fn call_id(&self, choice: usize, index: usize) -> String {
+        let own = self.id.split_once('-').map_or(self.id.as_str(), |(_, own)| own).replace('-', "");
+        format!("call_{own}{choice:02x}{index:02x}")
     }
 
     /// Last chunk of a stream that asked for its usage.
@@ -105,9 +157,7 @@ impl Envelope {
                 let logprobs = self.logprobs(&choice.logprobs, text, 0);
                 match self.face {
                     Face::Chat => {
-                        let message = json!({
-                            "role": "assistant", "content": choice.text, "refusal": null, "annotations": [],
-                        });
+                        let message = self.message(index, choice);
                         let mut value =
                             json!({"index": index, "message": message, "finish_reason": choice.finish_reason});
                         if self.wants_logprobs {
@@ -129,6 +179,20 @@ impl Envelope {
         let mut body = self.frame(object, Value::Array(choices));
         body["usage"] = usage_json(usage);
         body
+    }
+
+    fn message(&self, index: usize, choice: &Gathered) -> Value {
+        let is_silent = choice.text.is_empty() && (!choice.calls.is_empty() || self.has_only_calls());
+        let content = if is_silent { Value::Null } else { choice.text.as_str().into() };
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null, "annotations": []});
+        if !choice.calls.is_empty() {
+            let call = |(place, (name, arguments)): (usize, &(String, String))| {
+                json!({"id": self.call_id(index, place), "type": "function",
+                       "function": {"name": name, "arguments": arguments}})
+            };
+            message["tool_calls"] = choice.calls.iter().enumerate().map(call).collect();
+        }
+        message
     }
 
     fn logprobs(&self, entries: &[TokenLogprob], text: &dyn TextModel, offset: usize) -> Value {

@@ -10,6 +10,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use engine::grammar::GrammarSource;
 use futures::{Stream, StreamExt, stream};
 use tokio::time::timeout;
 use tonic::{
@@ -73,10 +74,14 @@ impl GrpcInstance {
 
 #[async_trait]
 impl InstanceClient for GrpcInstance {
-    async fn generate(&self, call: GenerateCall) -> Result<ChunkStream, InstanceError> {
+    async fn generate_within(
+        &self,
+        call: GenerateCall,
+        grammar: Option<GrammarSource>,
+    ) -> Result<ChunkStream, InstanceError> {
         let mut client = self.client.clone();
         let wait = self.limits.answer_timeout;
-        let answer = timeout(wait, client.generate(wire::request_to_proto(&call))).await;
+        let answer = timeout(wait, client.generate(wire::request_to_proto(&call, grammar.as_ref()))).await;
         let answer = answer.map_err(|_| InstanceError::Lost(format!("no answer to a request in {wait:?}")))?;
         let messages = answer.map_err(|status| error_of(&status))?.into_inner();
         let chunks = messages.map(|message| match message {
@@ -92,14 +97,19 @@ pub struct LocalInstance(pub EngineHandle);
 
 #[async_trait]
 impl InstanceClient for LocalInstance {
-    async fn generate(&self, call: GenerateCall) -> Result<ChunkStream, InstanceError> {
-        use engine::request::SubmitRejection;
+    async fn generate_within(
+        &self,
+        call: GenerateCall,
+        grammar: Option<GrammarSource>,
+    ) -> Result<ChunkStream, InstanceError> {
+        use engine::{grammar::GrammarError, request::SubmitRejection};
 
-        use super::engine_thread::StartError;
-        let outputs = self.0.start(call.into()).await.map_err(|error| match error {
+        use super::engine_thread::{Start, StartError};
+        let outputs = self.0.start(Start::new(call, grammar)).await.map_err(|error| match error {
             StartError::Stopped => InstanceError::Lost(error.to_string()),
             StartError::Rejected(SubmitRejection::QueueFull { .. }) => InstanceError::Busy(error.to_string()),
-            StartError::Rejected(_) => InstanceError::Refused(error.to_string()),
+            StartError::Grammar(GrammarError::Vocabulary(_)) => InstanceError::Lost(error.to_string()),
+            StartError::Rejected(_) | StartError::Grammar(_) => InstanceError::Refused(error.to_string()),
         })?;
         let chunks = stream::unfold(outputs, |mut outputs| async move {
             let output = outputs.recv().await?;

@@ -21,12 +21,13 @@ use std::{
 
 use engine::{
     engine::Engine,
+    grammar::{Grammar, GrammarError, GrammarSource},
     request::{GenerateRequest, SamplingParams, SequenceId, StopConditions, SubmitRejection},
     step::{SequenceOutput, StepReport},
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{step_rows::StepSink, wall_micros};
+use super::{grammars::Grammars, step_rows::StepSink, wall_micros};
 use crate::gateway::instances::GenerateCall;
 
 /// Commands on their way to the engine thread; submitters wait at the bound.
@@ -39,6 +40,8 @@ const OUTPUT_SLACK: usize = 2;
 pub enum StartError {
     #[error(transparent)]
     Rejected(#[from] SubmitRejection),
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     #[error("the engine has stopped")]
     Stopped,
 }
@@ -93,6 +96,7 @@ pub struct EngineHandle {
     next_id: Arc<AtomicU64>,
     ended: watch::Receiver<bool>,
     context: usize,
+    grammars: Option<Arc<Grammars>>,
 }
 
 /// What a caller wants of the engine; the handle gives it an id.
@@ -105,10 +109,11 @@ pub struct Start {
     pub deadline: Option<engine::Micros>,
     pub cache_salt: u64,
     pub sampling_offset: u32,
+    pub grammar: Option<GrammarSource>,
 }
 
-impl From<GenerateCall> for Start {
-    fn from(call: GenerateCall) -> Self {
+impl Start {
+    pub fn new(call: GenerateCall, grammar: Option<GrammarSource>) -> Self {
         Start {
             prompt: call.prompt,
             sampling: call.sampling,
@@ -117,15 +122,26 @@ impl From<GenerateCall> for Start {
             deadline: call.deadline,
             cache_salt: call.cache_salt,
             sampling_offset: call.sampling_offset,
+            grammar,
         }
     }
 }
 
 impl EngineHandle {
-    /// Gives the sequence to the engine and waits until it is accepted, at most to the end of the step in progress.
-    /// Dropping the receiver cancels the sequence.
+    /// The same engine, with what compiles grammars for its model; without it requests with a grammar are refused.
+    pub fn with_grammars(mut self, grammars: Arc<Grammars>) -> Self {
+        self.grammars = Some(grammars);
+        self
+    }
+
+    /// Compiles the grammar, off the engine's thread, gives the sequence to the engine and waits until it is accepted, at
+    /// most to the end of the step in progress. Dropping the receiver cancels the sequence.
     pub async fn start(&self, start: Start) -> Result<mpsc::Receiver<SequenceOutput>, StartError> {
         let most = (start.stop.max_tokens as usize).min(self.context);
+        let grammar = match start.grammar {
+            Some(source) => Some(self.compile(source).await?),
+            None => None,
+        };
         let (outputs, receiver) = mpsc::channel(most + OUTPUT_SLACK);
         let (reply, accepted) = oneshot::channel();
         let request = GenerateRequest {
@@ -138,11 +154,18 @@ impl EngineHandle {
             cache_salt: start.cache_salt,
             sampling_offset: start.sampling_offset,
             class: None,
-            grammar: None,
+            grammar,
         };
         self.commands.send(Submit { request, outputs, reply }).await.map_err(|_| StartError::Stopped)?;
         accepted.await.map_err(|_| StartError::Stopped)??;
         Ok(receiver)
+    }
+
+    async fn compile(&self, source: GrammarSource) -> Result<Grammar, StartError> {
+        let grammars = self.grammars.clone();
+        let grammars = grammars.ok_or_else(|| GrammarError::Vocabulary("the worker was not given it".into()))?;
+        let compiled = tokio::task::spawn_blocking(move || grammars.compile(&source)).await;
+        Ok(compiled.map_err(|error| GrammarError::Vocabulary(format!("the compiler failed: {error}")))??)
     }
 
     pub fn status(&self) -> &EngineStatus {
@@ -170,7 +193,7 @@ pub fn spawn(engine: Engine, context: usize, sink: Box<dyn StepSink>) -> std::io
         let _guard = guard;
         body.run();
     })?;
-    Ok(EngineHandle { commands, status, next_id: Arc::new(AtomicU64::new(1)), ended, context })
+    Ok(EngineHandle { commands, status, next_id: Arc::new(AtomicU64::new(1)), ended, context, grammars: None })
 }
 
 /// Tells of the thread's end, however it comes.

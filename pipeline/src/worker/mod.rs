@@ -5,6 +5,7 @@
 //! | `engine_thread` | one std thread owns the engine; bounded commands in, one bounded channel a sequence out |
 //! | `wire` | protocol messages to domain types and back |
 //! | `server`, `client` | the gRPC `Worker` service, and an `InstanceClient` over it |
+//! | `grammars` | compiles what a request's text must look like |
 //! | `step_rows` | step reports as rows of the bus |
 //! | `telemetry` | rows leave the worker by Arrow Flight `DoPut`; bounded, never in the engine's way |
 //! | `flight_server` | the receiving end in `serve` |
@@ -21,6 +22,7 @@ pub mod client;
 pub mod engine_thread;
 pub mod flight_server;
 mod gguf;
+pub mod grammars;
 pub mod model;
 pub mod options;
 pub mod paced;

@@ -10,7 +10,9 @@
 use std::{
     io::{self, Read, Write},
     net::SocketAddr,
-    process, thread,
+    process,
+    sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -26,6 +28,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 
 use super::{
     engine_thread::{self, EngineHandle},
+    grammars::Grammars,
     model::{self, ModelSetupError},
     options::{Lifetime, WorkerOptions},
     server::{WorkerInfo, WorkerService},
@@ -100,6 +103,7 @@ async fn serve(
     let shape = engine.shape();
     let (sink, telemetry) = step_sink(&options);
     let handle = engine_thread::spawn(engine, shape.context, sink).map_err(start_error("start the engine thread"))?;
+    let handle = handle.with_grammars(Arc::new(Grammars::of_model(&options.model, shape.vocab)));
     let service = WorkerService::new(
         handle.clone(),
         WorkerInfo {

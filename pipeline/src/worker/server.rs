@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use engine::{request::SubmitRejection, runner::RunnerShape, step::SequenceOutput};
+use engine::{grammar::GrammarError, request::SubmitRejection, runner::RunnerShape, step::SequenceOutput};
 use futures::Stream;
 use tokio::sync::{mpsc, watch};
 use tonic::{Request, Response, Status};
@@ -145,6 +145,8 @@ fn status_of(error: &StartError) -> Status {
     let text = error.to_string();
     match error {
         StartError::Stopped => Status::unavailable(text),
+        StartError::Grammar(GrammarError::Vocabulary(_)) => Status::internal(text),
+        StartError::Grammar(_) => Status::invalid_argument(text),
         StartError::Rejected(rejection) => match rejection {
             SubmitRejection::QueueFull { .. } => Status::resource_exhausted(text),
             SubmitRejection::DuplicateId(_) => Status::internal(text),

@@ -5,6 +5,7 @@
 //! Cost: one copy of the prompt and of each chunk. No state.
 
 use engine::{
+    grammar::GrammarSource,
     request::{FinishReason, Lane, SamplingParams, StopConditions},
     step::{Finish, SequenceOutput, TokenLogprob},
 };
@@ -27,7 +28,7 @@ fn wrong(field: &'static str, problem: impl Into<String>) -> WireError {
     WireError { field, problem: problem.into() }
 }
 
-pub fn request_to_proto(call: &GenerateCall) -> proto::GenerateRequest {
+pub fn request_to_proto(call: &GenerateCall, grammar: Option<&GrammarSource>) -> proto::GenerateRequest {
     let s = &call.sampling;
     let lane = match call.lane {
         Lane::L1 => proto::Lane::L1,
@@ -58,7 +59,28 @@ pub fn request_to_proto(call: &GenerateCall) -> proto::GenerateRequest {
         deadline_us: call.deadline,
         cache_salt: call.cache_salt,
         sampling_offset: call.sampling_offset,
+        grammar: grammar.map(grammar_to_proto),
     }
+}
+
+fn grammar_to_proto(source: &GrammarSource) -> proto::Grammar {
+    let kind = match source {
+        GrammarSource::JsonObject => proto::GrammarKind::JsonObject,
+        GrammarSource::JsonSchema(_) => proto::GrammarKind::JsonSchema,
+        GrammarSource::Regex(_) => proto::GrammarKind::Regex,
+        GrammarSource::Lark(_) => proto::GrammarKind::Lark,
+    };
+    proto::Grammar { kind: kind.into(), text: source.text().to_string() }
+}
+
+fn grammar_from_proto(grammar: proto::Grammar) -> Result<GrammarSource, WireError> {
+    Ok(match proto::GrammarKind::try_from(grammar.kind) {
+        Ok(proto::GrammarKind::JsonObject) => GrammarSource::JsonObject,
+        Ok(proto::GrammarKind::JsonSchema) => GrammarSource::JsonSchema(grammar.text),
+        Ok(proto::GrammarKind::Regex) => GrammarSource::Regex(grammar.text),
+        Ok(proto::GrammarKind::Lark) => GrammarSource::Lark(grammar.text),
+        Err(_) => return Err(wrong("grammar.kind", format!("{} is no kind; expected 0 to 3", grammar.kind))),
+    })
 }
 
 pub fn start_from_proto(request: proto::GenerateRequest) -> Result<Start, WireError> {
@@ -84,6 +106,7 @@ pub fn start_from_proto(request: proto::GenerateRequest) -> Result<Start, WireEr
         deadline: request.deadline_us,
         cache_salt: request.cache_salt,
         sampling_offset: request.sampling_offset,
+        grammar: request.grammar.map(grammar_from_proto).transpose()?,
     })
 }
 
@@ -225,13 +248,22 @@ mod tests {
         )
     }
 
+    fn grammars() -> impl Strategy<Value = GrammarSource> {
+        prop_oneof![
+            Just(GrammarSource::JsonObject),
+            ".*".prop_map(GrammarSource::JsonSchema),
+            ".*".prop_map(GrammarSource::Regex),
+            ".*".prop_map(GrammarSource::Lark),
+        ]
+    }
+
     proptest! {
         /// Scenario: any call goes to a message and back. Guarantees: nothing the engine sees is changed on the way.
         #[test]
-        fn a_call_survives_the_wire(call in calls()) {
-            let message = request_to_proto(&call);
+        fn a_call_survives_the_wire(call in calls(), grammar in proptest::option::of(grammars())) {
+            let message = request_to_proto(&call, grammar.as_ref());
             prop_assert_eq!(&message.request_id, &call.request_id);
-            prop_assert_eq!(start_from_proto(message).unwrap(), Start::from(call));
+            prop_assert_eq!(start_from_proto(message).unwrap(), Start::new(call, grammar));
         }
     }
 
@@ -244,14 +276,15 @@ mod tests {
             ..Default::default()
         };
         assert!(start_from_proto(good.clone()).is_ok());
-        let mut cases = vec![good; 5];
+        let mut cases = vec![good; 6];
         cases[0].lane = 9;
         cases[1].stop = None;
         cases[2].sampling = None;
         cases[3].sampling.as_mut().unwrap().temperature = f32::NAN;
         cases[4].stop.as_mut().unwrap().max_tokens = 0;
+        cases[5].grammar = Some(proto::Grammar { kind: 7, text: String::new() });
         let fields: Vec<&str> = cases.into_iter().map(|c| start_from_proto(c).unwrap_err().field).collect();
-        assert_eq!(fields, ["lane", "stop", "sampling", "sampling.temperature", "stop.max_tokens"]);
+        assert_eq!(fields, ["lane", "stop", "sampling", "sampling.temperature", "stop.max_tokens", "grammar.kind"]);
     }
 
     /// Scenario: a last chunk with log-probabilities. Guarantees: accounts and error text arrive; an empty error is none.

@@ -17,6 +17,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 use super::{
     client::{ClientLimits, GrpcInstance},
     engine_thread::{self, EngineHandle},
+    grammars::Grammars,
     model,
     options::WorkerOptions,
     server::{WorkerInfo, WorkerService},
@@ -75,6 +76,7 @@ async fn served(options: &WorkerOptions) -> Served {
     let engine = engine(options);
     let shape = engine.shape();
     let handle = engine_thread::spawn(engine, shape.context, Box::new(last.clone())).unwrap();
+    let handle = handle.with_grammars(Arc::new(Grammars::of_model(&options.model, shape.vocab)));
     let info = WorkerInfo {
         instance: InstanceId(0),
         epoch: ProcessEpoch(7),

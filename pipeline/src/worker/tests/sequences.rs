@@ -1,6 +1,6 @@
 //! Sequences through the gRPC service.
 
-use engine::request::FinishReason;
+use engine::{grammar::GrammarSource, request::FinishReason};
 use futures::StreamExt;
 
 use super::*;
@@ -130,4 +130,36 @@ async fn an_absent_worker_is_lost() {
     let client = GrpcInstance::new(address, ClientLimits::default()).unwrap();
     assert!(matches!(client.generate(call(vec![1], 1)).await, Err(InstanceError::Lost(_))));
     assert!(matches!(client.health(PATIENCE).await, Err(InstanceError::Lost(_))));
+}
+
+/// Scenario: a call with a grammar, over gRPC and in this process; the same from the middle on, as after a loss; a grammar
+/// that is none.
+/// Guarantees: the text follows the grammar and ends with it, the same on both ways; what a second instance adds to the
+/// tokens of the first is what the first would have added; a wrong grammar is refused and not tried elsewhere.
+#[tokio::test]
+async fn a_grammar_crosses_the_wire() {
+    let worker = served(&options(0.0)).await;
+    let local = LocalInstance(worker.handle.clone());
+    let grammar = Some(GrammarSource::Regex("( t[2-9]){6}".into()));
+    let whole = collect(worker.client.generate_within(call(vec![1, 2], 20), grammar.clone()).await.unwrap()).await;
+    let drawn = tokens(&whole);
+    assert!(drawn.len() == 6 && drawn.iter().all(|token| (2..10).contains(token)), "{drawn:?}");
+    let end = whole.last().unwrap().as_ref().unwrap().finish.clone().unwrap();
+    assert_eq!(end.reason, FinishReason::Stop);
+    let here = collect(local.generate_within(call(vec![1, 2], 20), grammar.clone()).await.unwrap()).await;
+    assert_eq!(tokens(&here), drawn);
+
+    let mut rest = call([&[1, 2], &drawn[..4]].concat(), 16);
+    rest.sampling_offset = 4;
+    let rest = collect(worker.client.generate_within(rest, grammar).await.unwrap()).await;
+    assert_eq!(tokens(&rest), drawn[4..]);
+
+    let wrong = || Some(GrammarSource::JsonSchema("{".into()));
+    for refused in [
+        worker.client.generate_within(call(vec![1], 5), wrong()).await,
+        local.generate_within(call(vec![1], 5), wrong()).await,
+    ] {
+        let Err(InstanceError::Refused(words)) = refused else { panic!("it was taken") };
+        assert!(words.contains("json_schema is not JSON"), "{words}");
+    }
 }

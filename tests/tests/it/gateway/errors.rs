@@ -84,7 +84,7 @@ async fn chat_fields() {
     let (kind, range, gone, no) =
         ("invalid_type", "invalid_value", "missing_required_parameter", "unsupported_parameter");
     let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]);
-    let context = "context length is 512 tokens. However, you requested 100019 tokens (19 in the prompt, 100000";
+    let context = "context length is 2048 tokens. However, you requested 100019 tokens (19 in the prompt, 100000";
     let cases: Vec<Case> = vec![
         ("model", json!(5), kind, "model", "got a number `5`"),
         ("model", json!("other"), "model_not_found", "-", "`other` does not exist"),
@@ -129,8 +129,7 @@ async fn chat_fields() {
         ("stream", json!("yes"), kind, "stream", "a boolean"),
         ("stream_options", json!({"include_usage": true}), range, "stream_options", "only allowed when 'stream'"),
         ("stream_options", json!([true]), kind, "stream_options", "an object, but got an array"),
-        ("response_format", json!({"type": "json_object"}), no, "response_format", "\"json_object\" is not supported"),
-        ("tools", json!([{"type": "function"}]), no, "tools", "'tool_choice' to \"none\""),
+        ("functions", json!([{"name": "f"}]), no, "functions", "use 'tools' instead"),
     ];
     check(&kit, CHAT, &base, cases).await;
 }
@@ -142,7 +141,7 @@ async fn completion_fields() {
     let kit = kit(defaults());
     let base = json!({"model": "tiny", "prompt": "a"});
     let (kind, range, no) = ("invalid_type", "invalid_value", "unsupported_parameter");
-    let context = "maximum context length is 512 tokens. However, you requested 513 tokens (512 in the prompt, 1";
+    let context = "maximum context length is 2048 tokens. However, you requested 2049 tokens (2048 in the prompt, 1";
     let cases: Vec<Case> = vec![
         ("prompt", Value::Null, "missing_required_parameter", "prompt", "'prompt'"),
         ("prompt", json!(""), range, "prompt", "gives no tokens"),
@@ -151,7 +150,7 @@ async fn completion_fields() {
         ("prompt", json!([1, -2]), kind, "prompt", "an array of token ids"),
         ("prompt", json!([1, 257]), range, "prompt", "token id 257, outside the vocabulary of 257"),
         ("prompt", json!({"a": 1}), kind, "prompt", "got an object"),
-        ("prompt", json!("x".repeat(512)), "context_length_exceeded", "prompt", context),
+        ("prompt", json!("x".repeat(2048)), "context_length_exceeded", "prompt", context),
         ("prompt", json!(vec!["x"; 33]), range, "prompt", "33 prompts"),
         ("echo", json!(true), no, "echo", "'echo' is not supported"),
         ("suffix", json!("s"), no, "suffix", "'suffix' is not supported"),

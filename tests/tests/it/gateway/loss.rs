@@ -47,7 +47,7 @@ async fn a_lost_sequence_goes_on_elsewhere() {
             let call = second.calls.lock().unwrap()[0].clone();
             assert!(call.sampling_offset as usize <= count);
             assert_eq!(call.prompt.len(), 19 + call.sampling_offset as usize);
-            assert_eq!(call.stop.max_tokens, 512 - 19 - call.sampling_offset);
+            assert_eq!(call.stop.max_tokens, 2048 - 19 - call.sampling_offset);
             assert_eq!(call.sampling.seed, 3);
             let decisions = kit.rows.decisions.lock().unwrap();
             assert!(decisions[1].reason.starts_with("moved, since instance lost"), "{}", decisions[1].reason);

@@ -5,3 +5,5 @@ mod errors;
 mod flow;
 mod loss;
 mod shapes;
+mod structure;
+mod tools;

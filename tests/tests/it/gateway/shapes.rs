@@ -44,7 +44,7 @@ async fn chat_whole() {
     let decisions = kit.rows.decisions.lock().unwrap();
     assert_eq!(decisions[0].decision_id, answer.header("x-evenkeel-decision"));
     let call = speaker.calls.lock().unwrap()[0].clone();
-    assert_eq!(call.stop.max_tokens, 512 - 23, "the default is all that the context leaves");
+    assert_eq!(call.stop.max_tokens, 2048 - 23, "the default is all that the context leaves");
     assert_eq!(call.sampling.temperature, 1.0);
     assert_eq!(kit.leased(), (0, 0));
 }
@@ -154,7 +154,10 @@ async fn parameters_reach_the_engine() {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
     let call = speaker.calls.lock().unwrap()[0].clone();
     let prompt: Vec<u8> = call.prompt.iter().map(|token| *token as u8).collect();
-    assert_eq!(String::from_utf8(prompt).unwrap(), "system: be brief\nuser: ab\nassistant: \ntool: t\nassistant: ");
+    assert_eq!(
+        String::from_utf8(prompt).unwrap(),
+        "system: be brief\nuser: ab\nassistant: \nuser: <tool_response>\nt\n</tool_response>\nassistant: "
+    );
     let s = &call.sampling;
     assert_eq!((s.temperature, s.top_p, s.top_k, s.min_p), (0.5, 0.9, Some(5), 0.1));
     assert_eq!((s.presence_penalty, s.frequency_penalty, s.repetition_penalty), (0.25, -0.5, 1.5));

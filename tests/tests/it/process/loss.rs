@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::{completion, stream};
 
-/// Scenario: a greedy and a seeded stream, each with a neighbour on the other worker; the worker of the stream is killed with
+/// Scenario: a greedy, a seeded and a constrained stream, each with a neighbour on the other worker; the worker of the stream is killed with
 /// SIGKILL in the middle.
 /// Guarantees: the stream and its neighbour end as they do undisturbed, no token lost or repeated; the dead worker comes back
 /// as a new incarnation; the loss is a row.
@@ -20,9 +20,11 @@ async fn a_killed_worker_is_not_noticed_by_its_clients() {
     seeded["temperature"] = json!(0.9);
     seeded["seed"] = json!(11);
     seeded["presence_penalty"] = json!(0.5);
+    let mut constrained = completion("letters alone", 2000);
+    constrained["guided_regex"] = json!("[a-z]{1990}");
     let neighbour = completion("another request", 2000);
     let calm = stream(&server, neighbour.clone(), |_| {}).await;
-    for (round, body) in [greedy, seeded].into_iter().enumerate() {
+    for (round, body) in [greedy, seeded, constrained].into_iter().enumerate() {
         let undisturbed = stream(&server, body.clone(), |_| {}).await;
         let middle = Notify::new();
         let at_middle = |text: &str| {

@@ -3,6 +3,7 @@
 mod clients;
 mod loss;
 mod starts;
+mod structure;
 mod views;
 
 use futures::StreamExt;
