@@ -1,4 +1,4 @@
-//! Reads the text of one choice as it comes: plain text, or text and tool calls.
+//! Reads the text of one choice as it comes: plain text, or text and tool calls (SPEC E1).
 //!
 //! Invariant: what is handed out, joined, does not depend on how the text was cut into pieces. Memory: the call under way,
 //! bounded by the engine's parser. Time: linear in the text.

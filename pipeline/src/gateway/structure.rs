@@ -1,5 +1,5 @@
 //! What a request says of the shape of its answer: `response_format`, `structured_outputs` and the `guided_*` fields of
-//! other servers, and the tools; and the one grammar that follows from it.
+//! other servers, and the tools; and the one grammar that follows from it (SPEC E1).
 //!
 //! Invariant: a grammar that leaves here was compiled for the model's vocabulary, so that no engine refuses it; faults are
 //! errors that name the field. Cost: milliseconds a new grammar, on the text runtime. No state.

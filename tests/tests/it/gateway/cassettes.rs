@@ -19,7 +19,19 @@ fn folder() -> Option<PathBuf> {
 fn recorded(folder: &std::path::Path, name: &str) -> String {
     let text = std::fs::read_to_string(folder.join(format!("{name}.yaml"))).expect("the recording is there");
     let (_, response) = text.split_once("response:").expect("a response");
-    let mut lines = response.lines().skip_while(|line| !line.trim_start().starts_with("body:"));
+    body(response)
+}
+
+/// The body of the recorded request.
+fn asked(folder: &std::path::Path, name: &str) -> Value {
+    let text = std::fs::read_to_string(folder.join(format!("{name}.yaml"))).expect("the recording is there");
+    let (request, _) = text.split_once("response:").expect("a response");
+    serde_json::from_str(&body(request)).expect("a JSON body")
+}
+
+/// The first body in a part of a recording.
+fn body(part: &str) -> String {
+    let mut lines = part.lines().skip_while(|line| !line.trim_start().starts_with("body:"));
     let head = lines.next().expect("a body");
     let indent = head.len() - head.trim_start().len();
     let value = head.trim_start().trim_start_matches("body:").trim();
@@ -111,4 +123,23 @@ async fn chunks_have_the_recorded_shape() {
     same_shape("finish", &theirs[1], &detailed[detailed.len() - 2]);
     same_shape("usage", &theirs[2], &detailed[detailed.len() - 1]);
     assert_eq!(detailed[detailed.len() - 1]["choices"], theirs[2]["choices"]);
+}
+
+/// Scenario: the recorded exchanges with a JSON object asked for, and with a tool that is called; their requests are sent
+/// to us as they were recorded, but for the model's name.
+/// Guarantees: they are understood, and the shape of our body is the recorded one.
+#[tokio::test]
+async fn json_mode_and_tools_have_the_recorded_shape() {
+    let Some(folder) = folder() else { return };
+    let call =
+        "<tool_call>\n{\"name\": \"get_current_weather\", \"arguments\": {\"location\": \"Boston\"}}\n</tool_call>";
+    for (name, reply) in [("chat-json-mode", "{\"name\": \"Alex\"}"), ("chat-tools", call)] {
+        let kit = Kit::new(defaults(), vec![Arc::new(Speaker::new(reply))]);
+        let mut ask = asked(&folder, name);
+        ask["model"] = json!("tiny");
+        let theirs: Value = serde_json::from_str(&recorded(&folder, name)).expect("a JSON body");
+        let ours = kit.post(CHAT, ask).await.json();
+        same_shape(name, &theirs, &ours);
+        assert_eq!(ours["choices"][0]["finish_reason"], theirs["choices"][0]["finish_reason"], "{ours}");
+    }
 }

@@ -98,7 +98,7 @@ async fn content_and_finish_reason() {
     assert_eq!(chunks[0]["choices"][0]["delta"]["content"], Value::Null);
     let cut = kit.post(CHAT, ask(json!({"max_tokens": 45}))).await.json()["choices"][0].clone();
     assert_eq!(cut["finish_reason"], "length");
-    assert_eq!(cut["message"]["tool_calls"][0]["function"]["arguments"], "{\"");
+    assert_eq!(cut["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\"");
     let (kit, _) = self::kit("Blue.");
     let plain = kit.post(CHAT, ask(json!({}))).await.json()["choices"][0].clone();
     assert_eq!((&plain["message"]["content"], &plain["finish_reason"]), (&json!("Blue."), &json!("stop")));
