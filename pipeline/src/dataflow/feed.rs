@@ -95,10 +95,10 @@ impl Feed {
             let tokens = row.prompt_tokens.saturating_add(row.output_tokens);
             rows.load.push(LoadRow { request, seq: row.seq, instance, tokens, event });
         }
-        if row.event == "first_token" {
-            if let Some(gap_us) = row.gap_us {
-                self.remember(request, gap_us);
-            }
+        if row.event == "first_token"
+            && let Some(gap_us) = row.gap_us
+        {
+            self.remember(request, gap_us);
         }
         let (model, tier) = (self.names.number(&row.model), tier_number(&row.tier));
         if row.event == "arrived" {
