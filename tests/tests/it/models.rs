@@ -164,5 +164,5 @@ fn names_and_paths_resolve() {
     let text = |name: &str| resolve(catalogue, name).unwrap_err().to_string();
     assert!(text("smolm2-135m").contains("did you mean `smollm2-135m`"));
     assert!(text("absent.gguf").contains("absent.gguf"));
-    assert!(text(&format!("{}/", folder.path().display())).contains("not a file"));
+    assert!(text(&format!("{}/", folder.path().display())).contains("not a model"));
 }
