@@ -104,12 +104,11 @@ fn highest(logits: &[f32]) -> Result<usize, SampleError> {
     for block in blocks {
         for ((best, bad), value) in best.iter_mut().zip(&mut bad).zip(block) {
             *best = if *value > *best { *value } else { *best };
-            // False for NaN as well.
-            *bad |= !(*value < f32::INFINITY);
+            *bad |= value.is_nan() | (*value == f32::INFINITY);
         }
     }
     let max = best.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max);
-    if bad.contains(&true) || tail.iter().any(|value| !(*value < f32::INFINITY)) {
+    if bad.contains(&true) || tail.iter().any(|value| value.is_nan() || *value == f32::INFINITY) {
         let token = logits.iter().position(|value| value.is_nan() || *value == f32::INFINITY).unwrap_or(0);
         return Err(SampleError::NotFinite { token, value: logits[token] });
     }

@@ -2,8 +2,8 @@
 //!
 //! Pages hold keys with positions side by side and values with columns side by side, so both go over vector by vector.
 //! Invariant: values of positions that no row sees are not read; keys may be, a panel at a time, and their scores are
-//! not used. Cost: one load and one store a vector, once a task and tile; meanwhile the next page of keys and
-//! this one's values are asked for, since pages are scattered and the hardware cannot guess them.
+//! not used. Cost: one load and one store a vector, once a task and tile; the next page is asked for meanwhile, since
+//! pages are scattered and the hardware cannot guess it.
 
 use std::ops::Range;
 
@@ -45,16 +45,12 @@ pub(super) unsafe fn keys<S: Simd, E: Element>(
             .blocks
             .get(block + 1)
             .map_or(page.as_ptr(), |next| task.keys.as_ptr().wrapping_add(layout.offset(*next, task.kv_head)));
-        // Values of the same positions, as many a turn as there are keys: they are read when the scores are done.
-        let values = task.values.as_ptr().wrapping_add(layout.offset(task.slot.blocks[block], task.kv_head));
-        let values = values.wrapping_add(first * head_dim);
         let out = &mut out[panel * head_dim * PANEL..(panel + 1) * head_dim * PANEL];
         for (index, out) in out.chunks_exact_mut(PANEL).enumerate() {
             let from = &page[index * block_size + first..index * block_size + first + count];
             // SAFETY: the caller's promise; a whole panel's row has 16 places on both sides.
             unsafe {
                 S::prefetch(next.wrapping_add(index * block_size + first).cast());
-                S::prefetch(values.wrapping_add(index * count).cast());
                 if count == PANEL {
                     for at in (0..PANEL).step_by(S::LANES) {
                         S::store(out.as_mut_ptr().add(at), E::load::<S>(from.as_ptr().add(at)));
@@ -86,10 +82,14 @@ pub(super) unsafe fn values<S: Simd, E: Element>(
         let (block, row) = ((base + place) / block_size, (base + place) % block_size);
         let page = layout.offset(task.slot.blocks[block], task.kv_head);
         let from = &task.values[page + row * head_dim..page + (row + 1) * head_dim];
+        let next = task.slot.blocks.get(block + 1).map_or(from.as_ptr(), |next| {
+            task.values.as_ptr().wrapping_add(layout.offset(*next, task.kv_head) + row * head_dim)
+        });
         for (panel, from) in from.chunks_exact(PANEL).enumerate() {
             let out = &mut out[(panel * KEY_TILE + place) * PANEL..][..PANEL];
             // SAFETY: the caller's promise; both sides have 16 places.
             unsafe {
+                S::prefetch(next.wrapping_add(panel * PANEL).cast());
                 for at in (0..PANEL).step_by(S::LANES) {
                     S::store(out.as_mut_ptr().add(at), E::load::<S>(from.as_ptr().add(at)));
                 }
