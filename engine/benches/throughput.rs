@@ -1,8 +1,8 @@
 //! What the CPU runner does with a model file: prefill and decode speed, and memory, without scheduler or server.
 //!
-//! `--quick` runs each case once, otherwise five times; the best counts. `--threads N` (default: all cores), `--file PATH`
-//! (default: `$EVENKEEL_MODEL`, or SmolLM2-135M Q4_1 under `$EVENKEEL_HOME` or `~/.cache/evenkeel`). The last line is one
-//! JSON object. Memory is the peak of the process (`VmHWM`), read after loading, after a prefill of 2048 tokens and at
+//! `--quick` runs each case once, otherwise five times; the best counts. `--threads N` (default: all cores), `--only CASE`,
+//! `--file PATH` (default: `$EVENKEEL_MODEL`, or SmolLM2-135M Q4_1 under `$EVENKEEL_HOME` or `~/.cache/evenkeel`). The last
+//! line is one JSON object. Memory is the peak of the process (`VmHWM`), read after loading, after a prefill of 2048 tokens and at
 //! the end; KV has room for 8192 tokens.
 
 use std::{path::PathBuf, time::Instant};
@@ -33,6 +33,7 @@ fn main() -> Result<(), Fault> {
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
     let rounds = if arguments.iter().any(|argument| argument == "--quick") { 1 } else { 5 };
+    let skipped = |name: &str| after("--only").is_some_and(|only| only != name);
     let Some(path) = after("--file").map(PathBuf::from).or_else(default_file) else {
         println!("SKIPPED (no model file; --file names one)");
         return Ok(());
@@ -41,7 +42,7 @@ fn main() -> Result<(), Fault> {
     let mut runner = CpuRunner::new(Model::load(&path, Arithmetic::Int8)?, options)?;
     let mut figures = vec![("threads", threads as f64), ("loaded_mib", peak_mib()?)];
     for (name, tokens) in [("prefill_512", 512), ("prefill_2048", 2048), ("prefill_8000", 8000)] {
-        if tokens > 2048 && rounds == 1 {
+        if skipped(name) || (tokens > 2048 && rounds == 1) {
             continue;
         }
         let seconds = best(rounds, || prefill(&mut runner, tokens))?;
@@ -51,6 +52,9 @@ fn main() -> Result<(), Fault> {
         }
     }
     for (name, sequences) in [("decode_1", 1), ("decode_8", 8), ("decode_16", 16)] {
+        if skipped(name) {
+            continue;
+        }
         let seconds = best(rounds, || decode(&mut runner, sequences))?;
         report(&mut figures, (name, (sequences * DECODED) as f64 / seconds));
     }
@@ -106,9 +110,10 @@ fn slot(sequence: usize, tokens: &[u32], position: usize) -> BatchSlot {
 fn run(runner: &mut CpuRunner, slots: Vec<BatchSlot>) -> Result<Vec<u32>, Fault> {
     runner.submit(&Batch { slots })?;
     let logits = runner.collect()?;
-    Ok((0..logits.values.len() / logits.vocab)
-        .map(|row| kernels::ops::logits::argmax(logits.row(row)) as u32)
-        .collect())
+    let rows = 0..logits.values.len() / logits.vocab;
+    let tokens = rows.map(|row| kernels::ops::logits::argmax(logits.row(row)) as u32).collect();
+    runner.recycle(logits);
+    Ok(tokens)
 }
 
 /// Seconds of one prompt, in chunks of 512.

@@ -177,6 +177,7 @@ impl Engine {
                     speculator.modelled(us);
                 }
                 finishing.accept(&keys, &logits);
+                self.runner.recycle(logits);
             }
             Err(error) => finishing.fail(&keys, &error),
         }

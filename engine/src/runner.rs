@@ -110,6 +110,8 @@ pub trait ModelRunner: Send {
     fn submit(&mut self, batch: &Batch) -> Result<(), RunnerError>;
     /// Waits for the batch given to `submit`.
     fn collect(&mut self) -> Result<BatchLogits, RunnerError>;
+    /// Takes back logits that are done with, so that the next ones need no new memory.
+    fn recycle(&mut self, _logits: BatchLogits) {}
     /// Copies whole KV blocks `(from, to)` before the next batch, for partial-block reuse and copy-on-write.
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError>;
 

@@ -65,10 +65,10 @@ impl Sampler {
         draw: &Draw<'_>,
         mask: Option<&TokenMask>,
     ) -> Result<Sampled, SampleError> {
-        highest(logits)?;
+        let best = highest(logits)?;
         let params = draw.params;
         let token = if mask.is_none() && draw.history.is_empty() && params.logit_bias.is_empty() {
-            choose(logits, draw, (&mut self.weights, &mut self.kept))?
+            choose((logits, best), draw, (&mut self.weights, &mut self.kept))
         } else {
             self.adjusted.clear();
             self.adjusted.extend_from_slice(logits);
@@ -76,7 +76,8 @@ impl Sampler {
             if let Some(mask) = mask {
                 mask.apply(&mut self.adjusted);
             }
-            choose(&self.adjusted, draw, (&mut self.weights, &mut self.kept))?
+            let best = highest(&self.adjusted)?;
+            choose((&self.adjusted, best), draw, (&mut self.weights, &mut self.kept))
         };
         let logprob = params.logprobs.map(|top| describe(logits, token, usize::from(top)));
         Ok(Sampled { token, logprob })
@@ -94,19 +95,30 @@ fn by_rank(logits: &[f32]) -> impl Fn(&u32, &u32) -> Ordering + '_ {
     |a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b))
 }
 
-/// Index of the highest logit, the lowest among equals.
+/// Index of the highest logit, the lowest among equals. Two passes that the compiler can vectorise: the maximum by lanes
+/// (NaN and +inf turn a lane's check positive), then the place of it.
 fn highest(logits: &[f32]) -> Result<usize, SampleError> {
-    let mut best = None;
-    let mut best_value = f32::NEG_INFINITY;
-    for (token, &value) in logits.iter().enumerate() {
-        if value.is_nan() || value == f32::INFINITY {
-            return Err(SampleError::NotFinite { token, value });
-        }
-        if value > best_value {
-            (best, best_value) = (Some(token), value);
+    const LANES: usize = 16;
+    let (blocks, tail) = logits.as_chunks::<LANES>();
+    let (mut best, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
+    for block in blocks {
+        for ((best, bad), value) in best.iter_mut().zip(&mut bad).zip(block) {
+            *best = if *value > *best { *value } else { *best };
+            *bad |= value.is_nan() | (*value == f32::INFINITY);
         }
     }
-    best.ok_or(SampleError::NothingToDraw)
+    let max = best.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max);
+    if bad.contains(&true) || tail.iter().any(|value| value.is_nan() || *value == f32::INFINITY) {
+        let token = logits.iter().position(|value| value.is_nan() || *value == f32::INFINITY).unwrap_or(0);
+        return Err(SampleError::NotFinite { token, value: logits[token] });
+    }
+    if max == f32::NEG_INFINITY {
+        return Err(SampleError::NothingToDraw);
+    }
+    let block = blocks.iter().position(|block| block.iter().fold(false, |found, value| found | (*value == max)));
+    let from = block.unwrap_or(blocks.len()) * LANES;
+    let inside = logits[from..].iter().position(|value| *value == max);
+    inside.map(|inside| from + inside).ok_or(SampleError::NothingToDraw)
 }
 
 fn penalise(logits: &mut [f32], draw: &Draw<'_>) {
@@ -126,10 +138,10 @@ fn penalise(logits: &mut [f32], draw: &Draw<'_>) {
     }
 }
 
-fn choose(logits: &[f32], draw: &Draw<'_>, scratch: (&mut Vec<f64>, &mut Vec<u32>)) -> Result<u32, SampleError> {
-    let best = highest(logits)?;
+/// Draws from `logits`, whose highest is at `best`.
+fn choose((logits, best): (&[f32], usize), draw: &Draw<'_>, scratch: (&mut Vec<f64>, &mut Vec<u32>)) -> u32 {
     if draw.params.temperature == 0.0 {
-        return Ok(best as u32);
+        return best as u32;
     }
     let (weights, kept) = scratch;
     let (peak, temperature) = (f64::from(logits[best]), f64::from(draw.params.temperature));
@@ -143,7 +155,7 @@ fn choose(logits: &[f32], draw: &Draw<'_>, scratch: (&mut Vec<f64>, &mut Vec<u32
         kept.retain(|token| weights[*token as usize] >= f64::from(draw.params.min_p));
     }
     kept.sort_unstable();
-    Ok(invert(weights, kept, uniform(draw.params.seed, draw.index)).unwrap_or(best as u32))
+    invert(weights, kept, uniform(draw.params.seed, draw.index)).unwrap_or(best as u32)
 }
 
 fn keep_top_k(logits: &[f32], top_k: Option<u32>, kept: &mut Vec<u32>) {

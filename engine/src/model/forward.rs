@@ -68,12 +68,12 @@ fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
-/// Computes a pass: stores keys and values of its tokens, appends `wanted.len() × vocab` logits to `logits`.
+/// Computes a pass: stores keys and values of its tokens, fills `logits` (`wanted.len() × vocab`).
 pub fn forward(
     (model, device): (&Model, &Device),
     pass: &Pass<'_>,
     (cache, work): (&mut KvCache, &mut Workspace),
-    logits: &mut Vec<f32>,
+    logits: &mut [f32],
 ) -> Result<(), KernelError> {
     let (config, weights, file) = (model.config(), model.weights(), model.gguf());
     let (tokens, hidden) = (pass.tokens.len(), config.hidden);
@@ -105,9 +105,7 @@ pub fn forward(
     let normed = room(&mut work.normed, pass.wanted.len() * hidden);
     let norm = RmsNorm { weight: &weights.output_norm, eps: config.rms_eps };
     rms_norm(device, norm, Rows::new(wanted, hidden)?, normed)?;
-    let start = logits.len();
-    logits.resize(start + pass.wanted.len() * model.vocab(), 0.0);
-    let product = Product { weight: weights.output.weight(file), bias: None, out: &mut logits[start..] };
+    let product = Product { weight: weights.output.weight(file), bias: None, out: logits };
     matmul(device, Rows::new(normed, hidden)?, &mut [product])
 }
 

@@ -21,6 +21,9 @@ use crate::{
     runner::{Batch, BatchLogits, BatchSlot, ModelRunner, RunnerError, RunnerShape},
 };
 
+/// Most rows of logits whose memory is kept from step to step.
+const SPARE_ROWS: usize = 64;
+
 /// How a CPU runner is sized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuRunnerOptions {
@@ -44,6 +47,8 @@ pub struct CpuRunner {
     l2: Option<KvCache>,
     work: Workspace,
     pending: Option<Batch>,
+    /// Logits given back: the next ones go where they were.
+    spare: Vec<f32>,
 }
 
 impl CpuRunner {
@@ -64,7 +69,7 @@ impl CpuRunner {
             ))
         })?;
         let device = Device::new(threads);
-        Ok(Self { model, device, cache, l2: None, work: Workspace::default(), pending: None })
+        Ok(Self { model, device, cache, l2: None, work: Workspace::default(), pending: None, spare: Vec::new() })
     }
 
     pub fn model(&self) -> &Arc<Model> {
@@ -117,7 +122,10 @@ impl CpuRunner {
     /// Cuts the batch into passes of at most [`PASS_TOKENS`] tokens, in order, and computes them.
     fn compute(&mut self, batch: &Batch) -> Result<Vec<f32>, RunnerError> {
         let wanted = batch.slots.iter().map(BatchSlot::logit_rows).sum::<usize>();
-        let mut logits = Vec::with_capacity(wanted * self.model.vocab());
+        let mut logits = std::mem::take(&mut self.spare);
+        // Every place is overwritten: what stands there is as good as zeros.
+        logits.resize(wanted * self.model.vocab(), 0.0);
+        let mut rest = logits.as_mut_slice();
         let mut parts: Vec<Part<'_>> = Vec::new();
         let mut filled = 0;
         for slot in &batch.slots {
@@ -128,19 +136,20 @@ impl CpuRunner {
                 filled += len;
                 from += len;
                 if filled == PASS_TOKENS {
-                    self.pass(&parts, &mut logits)?;
+                    rest = self.pass(&parts, rest)?;
                     parts.clear();
                     filled = 0;
                 }
             }
         }
         if filled > 0 {
-            self.pass(&parts, &mut logits)?;
+            self.pass(&parts, rest)?;
         }
         Ok(logits)
     }
 
-    fn pass(&mut self, parts: &[Part<'_>], logits: &mut Vec<f32>) -> Result<(), RunnerError> {
+    /// Fills the first rows of `logits`; gives the others back.
+    fn pass<'l>(&mut self, parts: &[Part<'_>], logits: &'l mut [f32]) -> Result<&'l mut [f32], RunnerError> {
         let mut tokens = Vec::with_capacity(PASS_TOKENS);
         let (mut slots, mut wanted) = (Vec::with_capacity(parts.len()), Vec::new());
         for part in parts {
@@ -156,8 +165,10 @@ impl CpuRunner {
             tokens.extend_from_slice(&slot.tokens[from..from + len]);
         }
         let pass = Pass { tokens: &tokens, slots: &slots, wanted: &wanted };
+        let (logits, rest) = logits.split_at_mut(wanted.len() * self.model.vocab());
         forward((&self.model, &self.device), &pass, (&mut self.cache, &mut self.work), logits)
-            .map_err(|error| RunnerError(error.to_string()))
+            .map_err(|error| RunnerError(error.to_string()))?;
+        Ok(rest)
     }
 }
 
@@ -193,6 +204,13 @@ impl ModelRunner for CpuRunner {
         let batch = self.pending.take().ok_or_else(|| RunnerError("no batch is outstanding".to_owned()))?;
         let values = self.compute(&batch)?;
         Ok(BatchLogits { values, vocab: self.model.vocab(), modelled_us: None })
+    }
+
+    fn recycle(&mut self, logits: BatchLogits) {
+        // The logits of a long prompt's every token are not worth keeping.
+        if logits.values.len() <= SPARE_ROWS * self.model.vocab() {
+            self.spare = logits.values;
+        }
     }
 
     fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), RunnerError> {

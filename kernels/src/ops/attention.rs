@@ -3,12 +3,14 @@
 //! the same pages: abs 1e-5, eps 1e-4. Pages in f16 hold what was rounded by [`store_kv`]: at most 1/2048 off, and at
 //! most 65504; products and sums are f32 either way.
 //!
-//! Also how keys and values get into the pages ([`store_kv`]). Work is cut by cost: query tiles of each KV head, and where
-//! few of them are long, their keys too. Bit-identical for any number of threads, any cut and any neighbours.
+//! Work is cut by cost: query tiles of each KV head, and where few of them are long, their keys too. Bit-identical for any number of threads, any cut and any neighbours.
+
+mod pages;
 
 use std::{cmp::Reverse, ops::Range};
 
 use half::f16;
+pub use pages::{KvDtype, KvLayout, Pages, PagesMut, store_kv};
 
 use crate::{
     cpu::{
@@ -22,84 +24,10 @@ use crate::{
 };
 
 const OP: &str = "attention";
-const STORE: &str = "store_kv";
 /// Most rows (tokens times query heads) of a task whose keys are cut: its parts must be kept until they are merged.
 const CUT_ROWS: usize = 16;
 /// Fewest key tiles of a cut task.
 const CUT_TILES: usize = 2;
-/// Tokens that one task of [`store_kv`] stores.
-const STORE_TOKENS: usize = 64;
-
-/// What pages hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvDtype {
-    F32,
-    #[default]
-    F16,
-}
-
-impl KvDtype {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
-        match self {
-            KvDtype::F32 => size_of::<f32>(),
-            KvDtype::F16 => size_of::<f16>(),
-        }
-    }
-}
-
-/// Keys and values of one layer. Keys are `blocks × kv_heads × head_dim × block_size`, so that neighbouring positions lie
-/// side by side; values are `blocks × kv_heads × block_size × head_dim`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvLayout {
-    pub blocks: usize,
-    /// Positions in a block.
-    pub block_size: usize,
-    pub kv_heads: usize,
-    /// A multiple of 16.
-    pub head_dim: usize,
-}
-
-impl KvLayout {
-    /// Keys (or values) in a block, all KV heads.
-    pub fn block_values(&self) -> usize {
-        self.kv_heads * self.block_size * self.head_dim
-    }
-
-    /// Keys (or values) in a layer.
-    pub fn values(&self) -> usize {
-        self.blocks.saturating_mul(self.block_values())
-    }
-
-    /// Where what belongs to `kv_head` in `block` starts, for keys and values alike.
-    pub fn offset(&self, block: u32, kv_head: usize) -> usize {
-        block as usize * self.block_values() + kv_head * self.block_size * self.head_dim
-    }
-}
-
-/// One layer's pages, `KvLayout::values` each.
-#[derive(Debug, Clone, Copy)]
-pub enum Pages<'a> {
-    F32 { keys: &'a [f32], values: &'a [f32] },
-    F16 { keys: &'a [f16], values: &'a [f16] },
-}
-
-impl Pages<'_> {
-    /// How many keys, and how many values.
-    fn lens(&self) -> [usize; 2] {
-        match self {
-            Pages::F32 { keys, values } => [keys.len(), values.len()],
-            Pages::F16 { keys, values } => [keys.len(), values.len()],
-        }
-    }
-}
-
-/// One layer's pages, to be written.
-#[derive(Debug)]
-pub enum PagesMut<'a> {
-    F32 { keys: &'a mut [f32], values: &'a mut [f32] },
-    F16 { keys: &'a mut [f16], values: &'a mut [f16] },
-}
 
 /// Heads and pages.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -307,90 +235,5 @@ fn check_slot(cache: &KvLayout, slot: &AttentionSlot<'_>, rows: usize) -> Result
             Err(KernelError::Shape { op: OP, what: "block number", got: *block as usize, expected: cache.blocks - 1 })
         }
         None => Ok(()),
-    }
-}
-
-/// Copies the slots' rows of keys and values (`tokens × (kv_heads * head_dim)` each) into their pages, rounded to what
-/// those hold. No block may be written by two slots, nor appear twice among those that one writes.
-pub fn store_kv(
-    device: &Device,
-    layout: &KvLayout,
-    (keys, values, slots): (Rows<'_>, Rows<'_>, &[AttentionSlot<'_>]),
-    pages: PagesMut<'_>,
-) -> Result<(), KernelError> {
-    for rows in [keys, values] {
-        check(STORE, "columns", rows.cols, layout.kv_heads * layout.head_dim)?;
-        check(STORE, "rows of values", rows.rows, keys.rows)?;
-    }
-    let lens = match &pages {
-        PagesMut::F32 { keys, values } => [keys.len(), values.len()],
-        PagesMut::F16 { keys, values } => [keys.len(), values.len()],
-    };
-    for len in lens {
-        check(STORE, "cache values", len, layout.values())?;
-    }
-    check(STORE, "head size modulo 16", layout.head_dim % 16, 0)?;
-    let mut written = Vec::new();
-    for slot in slots {
-        check_slot(layout, slot, keys.rows)?;
-        let (first, end) = (slot.position, slot.position + slot.tokens);
-        written.extend_from_slice(&slot.blocks[first / layout.block_size..end.div_ceil(layout.block_size)]);
-    }
-    written.sort_unstable();
-    let twice = written.windows(2).filter(|pair| pair[0] == pair[1]).count();
-    check(STORE, "blocks written twice", twice, 0)?;
-    match pages {
-        PagesMut::F32 { keys: to_keys, values: to_values } => {
-            store(device, layout, (keys, values, slots), (to_keys, to_values));
-        }
-        PagesMut::F16 { keys: to_keys, values: to_values } => {
-            store(device, layout, (keys, values, slots), (to_keys, to_values));
-        }
-    }
-    Ok(())
-}
-
-fn store<E: Element + Send>(
-    device: &Device,
-    layout: &KvLayout,
-    (keys, values, slots): (Rows<'_>, Rows<'_>, &[AttentionSlot<'_>]),
-    (to_keys, to_values): (&mut [E], &mut [E]),
-) {
-    let (to_keys, to_values) = (SharedOut::new(to_keys), SharedOut::new(to_values));
-    let tasks: Vec<(usize, usize)> = slots
-        .iter()
-        .enumerate()
-        .flat_map(|(slot, new)| (0..new.tokens).step_by(STORE_TOKENS).map(move |from| (slot, from)))
-        .collect();
-    let one = |slot: &AttentionSlot<'_>, token: usize| {
-        let (position, row) = (slot.position + token, slot.first_row + token);
-        let (block, place) = (slot.blocks[position / layout.block_size], position % layout.block_size);
-        let heads = keys.row(row).chunks_exact(layout.head_dim).zip(values.row(row).chunks_exact(layout.head_dim));
-        for (head, (keys, values)) in heads.enumerate() {
-            let page = layout.offset(block, head);
-            // SAFETY: tasks have tokens of their own, and those have places of their own: no block is written twice.
-            let row = unsafe { to_values.part(page + place * layout.head_dim, layout.head_dim) };
-            for (to, values) in row.as_chunks_mut().0.iter_mut().zip(values.as_chunks().0) {
-                *to = E::round(values);
-            }
-            for (sixteenth, keys) in keys.as_chunks().0.iter().enumerate() {
-                for (column, key) in (16 * sixteenth..).zip(E::round(keys)) {
-                    // SAFETY: as above.
-                    let place = unsafe { to_keys.part(page + column * layout.block_size + place, 1) };
-                    place[0] = key;
-                }
-            }
-        }
-    };
-    let body = |index: usize| {
-        let (slot, from) = tasks[index];
-        let slot = &slots[slot];
-        (from..(from + STORE_TOKENS).min(slot.tokens)).for_each(|token| one(slot, token));
-    };
-    let tokens: usize = slots.iter().map(|slot| slot.tokens).sum();
-    if tokens > STORE_TOKENS {
-        device.parallel(tasks.len(), &body);
-    } else {
-        (0..tasks.len()).for_each(body);
     }
 }
