@@ -16,6 +16,7 @@ pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod shared_out;
 pub(crate) mod simd;
+pub(crate) mod store_kv;
 
 /// Calls `$body::<S>($args)` with the vectors of `$isa`, inside a function that enables its instructions.
 macro_rules! for_isa {
