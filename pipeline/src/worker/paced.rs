@@ -52,6 +52,10 @@ impl<R: ModelRunner> ModelRunner for Paced<R> {
         self.inner.copy_blocks(pairs)
     }
 
+    fn recycle(&mut self, logits: BatchLogits) {
+        self.inner.recycle(logits);
+    }
+
     fn provide_l2(&mut self, blocks: usize) -> Result<(), RunnerError> {
         self.inner.provide_l2(blocks)
     }
