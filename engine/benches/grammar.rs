@@ -10,7 +10,7 @@ use engine::{
     engine::Engine,
     grammar::{Grammar, GrammarSource, GrammarVocabulary, Walk, factory::GrammarFactory},
     model::{Gguf, tiny::tiny_llama_gguf},
-    request::{GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
+    request::{GenerateRequest, SamplingParams, SequenceId},
     runner::{
         RunnerShape,
         simulated::{CostModel, PagingCheck, SimulatedRunner},
@@ -50,16 +50,9 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
 
 fn request(id: u64, grammar: Option<Grammar>, max_tokens: u32) -> GenerateRequest {
     GenerateRequest {
-        id: SequenceId(id),
-        prompt: [1, 2, 3].into(),
         sampling: SamplingParams { seed: id, ..SamplingParams::default() },
-        stop: StopConditions { max_tokens, ..StopConditions::default() },
         grammar,
-        lane: Lane::L2,
-        deadline: None,
-        cache_salt: 0,
-        sampling_offset: 0,
-        class: None,
+        ..GenerateRequest::greedy(SequenceId(id), [1, 2, 3], max_tokens)
     }
 }
 

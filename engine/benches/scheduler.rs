@@ -25,7 +25,7 @@ use engine::{
     config::EngineConfig,
     engine::Engine,
     model::{Arithmetic, Model},
-    request::{GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
+    request::{GenerateRequest, Lane, SequenceId},
     runner::{
         Batch, BatchLogits, BatchSlot, ModelRunner, RunnerError, RunnerShape,
         cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
@@ -100,16 +100,8 @@ fn request(id: u64) -> GenerateRequest {
     let own = |index: u64| if index < 64 { id % 8 } else { mix.rotate_left(index as u32 % 61) };
     let prompt: Vec<u32> = (0..length).map(|index| ((index * index + own(index)) % VOCAB as u64) as u32).collect();
     GenerateRequest {
-        id: SequenceId(id),
-        prompt: prompt.into(),
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-        stop: StopConditions { max_tokens: 16 + (mix >> 9) as u32 % 241, ..StopConditions::default() },
-        grammar: None,
         lane: if id.is_multiple_of(8) { Lane::L1 } else { Lane::L2 },
-        deadline: None,
-        cache_salt: 0,
-        sampling_offset: 0,
-        class: None,
+        ..GenerateRequest::greedy(SequenceId(id), prompt, 16 + (mix >> 9) as u32 % 241)
     }
 }
 

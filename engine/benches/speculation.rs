@@ -14,7 +14,7 @@ use engine::{
     config::EngineConfig,
     engine::Engine,
     model::{Arithmetic, Gguf, Model, tiny::tiny_llama_gguf},
-    request::{GenerateRequest, Lane, RequestClass, SamplingParams, SequenceId, StopConditions},
+    request::{GenerateRequest, RequestClass, SamplingParams, SequenceId},
     runner::cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
     speculation::config::Speculation,
     stop::TokenBytes,
@@ -63,17 +63,11 @@ impl Bench {
     fn request(&mut self, text: &str, temperature: f32, class: u8) -> Result<GenerateRequest, Box<dyn Error>> {
         self.runs += 1;
         let text = format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+        let prompt = self.words.0.encode(&text, AddSpecial::Never, ParseSpecial::Control)?;
         Ok(GenerateRequest {
-            id: SequenceId(self.runs),
-            prompt: self.words.0.encode(&text, AddSpecial::Never, ParseSpecial::Control)?.into(),
             sampling: SamplingParams { temperature, seed: 7, ..SamplingParams::default() },
-            stop: StopConditions { max_tokens: OUTPUT_TOKENS, ..StopConditions::default() },
-            lane: Lane::L2,
-            deadline: None,
-            cache_salt: 0,
-            sampling_offset: 0,
             class: Some(RequestClass(class)),
-            grammar: None,
+            ..GenerateRequest::greedy(SequenceId(self.runs), prompt, OUTPUT_TOKENS)
         })
     }
 }

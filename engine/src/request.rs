@@ -102,6 +102,24 @@ pub struct GenerateRequest {
     pub class: Option<RequestClass>,
 }
 
+impl GenerateRequest {
+    /// A greedy request in the normal lane without deadline, grammar or salt: what most callers change a field or two of.
+    pub fn greedy(id: SequenceId, prompt: impl Into<Arc<[u32]>>, max_tokens: u32) -> Self {
+        Self {
+            id,
+            prompt: prompt.into(),
+            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            stop: StopConditions { max_tokens, ..StopConditions::default() },
+            grammar: None,
+            lane: Lane::L2,
+            deadline: None,
+            cache_salt: 0,
+            sampling_offset: 0,
+            class: None,
+        }
+    }
+}
+
 /// Why the engine would not take a request. Nothing was kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitRejection {

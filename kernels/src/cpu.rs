@@ -20,7 +20,11 @@ pub(crate) mod store_kv;
 
 /// Calls `$body::<S>($args)` with the vectors of `$isa`, inside a function that enables its instructions.
 macro_rules! for_isa {
-    ($isa:expr, $body:path, $args:expr, $ty:ty) => {{
+    ($isa:expr, $body:path, $args:expr, $ty:ty) => {
+        crate::cpu::for_isa!("avx512f,avx2,fma,f16c"; $isa, $body, $args, $ty)
+    };
+    // With the features that the AVX-512 body needs.
+    ($avx512:literal; $isa:expr, $body:path, $args:expr, $ty:ty) => {{
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2(args: $ty) {
@@ -28,7 +32,7 @@ macro_rules! for_isa {
             unsafe { $body(crate::cpu::simd::avx2::Avx2, args) }
         }
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+        #[target_feature(enable = $avx512)]
         unsafe fn avx512(args: $ty) {
             // SAFETY: the caller's promise, and this function enables the instructions.
             unsafe { $body(crate::cpu::simd::avx512::Avx512, args) }

@@ -7,7 +7,7 @@ use engine::{
     Micros,
     config::{EngineConfig, LanePreemption},
     engine::Engine,
-    request::{GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
+    request::{GenerateRequest, Lane, SequenceId},
     runner::{
         RunnerShape,
         simulated::{CostModel, PagingCheck, SimulatedRunner},
@@ -79,16 +79,8 @@ fn arrivals(seed: u64, count: u64) -> Vec<(Micros, GenerateRequest)> {
             let length = if long { LONG_PROMPT } else { SHORT_PROMPT };
             let prompt: Vec<u32> = (0..length).map(|_| (uniform() * VOCAB as f64) as u32).collect();
             let request = GenerateRequest {
-                id: SequenceId(id),
-                prompt: prompt.into(),
-                sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-                stop: StopConditions { max_tokens: 16, ..StopConditions::default() },
                 lane: if long { Lane::L2 } else { Lane::L1 },
-                deadline: None,
-                cache_salt: 0,
-                sampling_offset: 0,
-                class: None,
-                grammar: None,
+                ..GenerateRequest::greedy(SequenceId(id), prompt, 16)
             };
             (at as Micros, request)
         })

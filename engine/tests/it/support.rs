@@ -6,7 +6,7 @@ use engine::{
     config::EngineConfig,
     engine::Engine,
     events::{KvEvent, Level},
-    request::{GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
+    request::{GenerateRequest, SequenceId},
     runner::{
         RunnerShape,
         simulated::{CostModel, PagingCheck, SimulatedRunner, expected_logits},
@@ -64,18 +64,7 @@ pub fn engine_with(config: EngineConfig, blocks: usize) -> Engine {
 
 /// Greedy, lane L2, no deadline, no stops.
 pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
-    GenerateRequest {
-        id: SequenceId(id),
-        prompt: prompt.into(),
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-        stop: StopConditions { max_tokens, ..StopConditions::default() },
-        grammar: None,
-        lane: Lane::L2,
-        deadline: None,
-        cache_salt: 0,
-        sampling_offset: 0,
-        class: None,
-    }
+    GenerateRequest::greedy(SequenceId(id), prompt, max_tokens)
 }
 
 /// A prompt of `length` tokens that depends on `seed`.

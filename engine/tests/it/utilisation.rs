@@ -6,7 +6,7 @@ use std::{io::Read, sync::Arc};
 use engine::{
     config::{EngineConfig, GrowthQuota},
     engine::Engine,
-    request::{GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
+    request::{GenerateRequest, SequenceId},
     runner::{
         RunnerShape,
         simulated::{CostModel, PagingCheck, SimulatedRunner},
@@ -62,18 +62,8 @@ fn request(id: usize, row: &Row, output_scale: usize) -> GenerateRequest {
         let mixed = (hash * 512 + at as u64 % 512).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
         (mixed % VOCAB as u64) as u32
     };
-    GenerateRequest {
-        id: SequenceId(id as u64),
-        prompt: (0..row.prompt()).map(token).collect::<Vec<u32>>().into(),
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-        stop: StopConditions { max_tokens: row.output(output_scale) as u32, ..StopConditions::default() },
-        lane: Lane::L2,
-        deadline: None,
-        cache_salt: 0,
-        sampling_offset: 0,
-        class: None,
-        grammar: None,
-    }
+    let prompt: Vec<u32> = (0..row.prompt()).map(token).collect();
+    GenerateRequest::greedy(SequenceId(id as u64), prompt, row.output(output_scale) as u32)
 }
 
 /// Shares of the pool in use by sequences, and what it cost.

@@ -51,30 +51,9 @@ pub(crate) fn body_set(isa: Isa) -> Isa {
 
 /// As `for_isa!`, for a set that [`body_set`] gave.
 macro_rules! for_body_set {
-    ($isa:expr, $body:path, $args:expr, $ty:ty) => {{
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn avx2(args: $ty) {
-            // SAFETY: the caller's promise, and this function enables the instructions.
-            unsafe { $body(crate::cpu::simd::avx2::Avx2, args) }
-        }
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx2,fma,f16c")]
-        unsafe fn avx512(args: $ty) {
-            // SAFETY: the caller's promise, and this function enables the instructions.
-            unsafe { $body(crate::cpu::simd::avx512::Avx512, args) }
-        }
-        match $isa {
-            // SAFETY: `body_set` has asked for VNNI; shapes were checked by `ops`.
-            #[cfg(target_arch = "x86_64")]
-            crate::Isa::Avx512 => unsafe { avx512($args) },
-            // SAFETY: the device has this set; shapes were checked by `ops`.
-            #[cfg(target_arch = "x86_64")]
-            crate::Isa::Avx2 => unsafe { avx2($args) },
-            // SAFETY: portable vectors need no instruction set; shapes were checked by `ops`.
-            _ => unsafe { $body(crate::cpu::simd::portable::Portable, $args) },
-        }
-    }};
+    ($isa:expr, $body:path, $args:expr, $ty:ty) => {
+        crate::cpu::for_isa!("avx512f,avx512bw,avx512vnni,avx2,fma,f16c"; $isa, $body, $args, $ty)
+    };
 }
 pub(crate) use for_body_set;
 

@@ -8,7 +8,7 @@ use std::{collections::HashSet, time::Instant};
 use anyhow::{bail, ensure};
 use engine::{
     engine::Engine,
-    request::{FinishReason, GenerateRequest, Lane, SamplingParams, SequenceId, StopConditions},
+    request::{FinishReason, GenerateRequest, SequenceId},
 };
 
 /// See the file's header.
@@ -98,18 +98,8 @@ impl Driver {
 
     fn submit(&mut self, prompt: usize, max_tokens: usize) -> anyhow::Result<()> {
         self.sequences += 1;
-        let request = GenerateRequest {
-            id: SequenceId(self.sequences),
-            prompt: prompt_tokens(self.sequences, prompt, self.engine.shape().vocab).into(),
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            stop: StopConditions { max_tokens: max_tokens as u32, ..StopConditions::default() },
-            lane: Lane::L2,
-            deadline: None,
-            cache_salt: 0,
-            sampling_offset: 0,
-            class: None,
-            grammar: None,
-        };
+        let prompt = prompt_tokens(self.sequences, prompt, self.engine.shape().vocab);
+        let request = GenerateRequest::greedy(SequenceId(self.sequences), prompt, max_tokens as u32);
         Ok(self.engine.submit(request, 0)?)
     }
 }

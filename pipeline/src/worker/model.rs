@@ -6,7 +6,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use engine::{
-    config::EngineConfig,
+    config::{EngineConfig, check_block_size},
     engine::Engine,
     prefix_cache::PrefixCacheMode,
     runner::{
@@ -47,6 +47,7 @@ pub enum ModelSetupError {
 
 /// Builds the engine that the options describe.
 pub fn build(options: &WorkerOptions) -> Result<Engine, ModelSetupError> {
+    check_block_size(options.block_size)?;
     let (runner, vocabulary) = match options.model.as_str() {
         SIMULATED => simulated(options)?,
         path => super::gguf::load(path.as_ref(), options)?,
