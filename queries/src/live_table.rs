@@ -12,7 +12,11 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use arrow::{array::RecordBatch, datatypes::SchemaRef};
+use arrow::{
+    array::{ArrayRef, Int64Array, RecordBatch, StringArray, new_null_array},
+    datatypes::{DataType, Field, Schema, SchemaRef},
+    error::ArrowError,
+};
 use datafusion::prelude::SessionContext;
 
 use crate::{
@@ -214,6 +218,43 @@ fn freeze(topic: Topic, ring: &Ring, history: Option<Arc<dyn History>>) -> Table
         rows: ring.rows(),
         first_row: ring.first_row(),
         history,
+    }
+}
+
+/// A batch that this or an earlier version wrote, with the topic's schema: columns added since hold NULL where the topic allows
+/// it, else zero or the empty text, which is true of rows that knew nothing of them (see `schema`).
+/// Errors: as for [`conform`], and a column that is missing and has a type without a zero.
+pub fn widen(topic: Topic, batch: RecordBatch) -> Result<RecordBatch, SchemaMismatch> {
+    let schema = topic.schema();
+    if batch.num_columns() >= schema.fields().len() {
+        return conform(topic, batch);
+    }
+    let mismatch = |detail: String| SchemaMismatch { table: topic.name(), detail };
+    let known = |name: &str| schema.fields().iter().any(|field| field.name() == name);
+    if let Some(stranger) = batch.schema().fields().iter().find(|field| !known(field.name())) {
+        return Err(mismatch(format!("column {:?} is not one of the table's", stranger.name())));
+    }
+    let mut columns = Vec::with_capacity(schema.fields().len());
+    let mut fields = Vec::with_capacity(schema.fields().len());
+    for field in schema.fields() {
+        let (column, field) = match batch.schema().column_with_name(field.name()) {
+            Some((index, stored)) => (batch.column(index).clone(), Arc::new(stored.clone())),
+            None => (blank(field, batch.num_rows()).map_err(|error| mismatch(error.to_string()))?, field.clone()),
+        };
+        columns.push(column);
+        fields.push(field);
+    }
+    let wide = RecordBatch::try_new(Arc::new(Schema::new(fields)), columns);
+    conform(topic, wide.map_err(|error| mismatch(error.to_string()))?)
+}
+
+fn blank(field: &Field, rows: usize) -> Result<ArrayRef, ArrowError> {
+    if field.is_nullable() {
+        return Ok(new_null_array(field.data_type(), rows));
+    }
+    match field.data_type() {
+        DataType::Utf8 => Ok(Arc::new(StringArray::from(vec![""; rows]))),
+        number => arrow::compute::cast(&Int64Array::from(vec![0; rows]), number),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The bus's topics and their Arrow schemas, declared once. A topic, its SQL table and its snapshot file have the same name.
 //!
-//! Names here are public: operators of a fleet write SQL against them. Change one only with a line in the changelog.
+//! Names here are public: operators of a fleet write SQL against them. Change one only with a line in the changelog. A column is
+//! added to a table only where NULL, or zero, is true of the rows that were written before it: so old logs are read on.
 //! Every field carries `comment` and, where it has one, `unit` as Arrow field metadata; snapshots keep both. Times are
 //! microseconds since the epoch in UTC. `NULL` means unknown or not applicable, never zero.
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use arrow::array::RecordBatch;
-use queries::{History, HistoryBatches, HistoryError, Older, TimeRange, Topic, live_table::conform};
+use queries::{History, HistoryBatches, HistoryError, Older, TimeRange, Topic, live_table::widen};
 
 use super::segment::{Entry, SegmentError, SegmentMeta, SegmentReader, entries};
 
@@ -106,7 +106,7 @@ fn batches_of(
     let chosen: Vec<Entry> = entries(&index).into_iter().take(meta.entries).flatten().filter(asked).collect();
     Box::new(chosen.into_iter().map(move |entry| {
         let batch = reader.read(&entry)?;
-        let batch = conform(topic, batch).map_err(|error| SegmentError::corrupt(&meta.path, error))?;
+        let batch = widen(topic, batch).map_err(|error| SegmentError::corrupt(&meta.path, error))?;
         Ok((entry.first_row, batch))
     }))
 }
