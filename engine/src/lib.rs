@@ -23,6 +23,7 @@
 //! | `stop`, `detokenizer` | stop strings, incremental detokenisation |
 //! | `grammar`, `masks` | structured output: which tokens may come next |
 //! | `tool_calls/` | generated text to tool calls, and the grammar that makes it so |
+//! | `likelihood` | what a model thinks of a text, and how far models agree |
 //! | `tokenizer`, `chat_template` | text to tokens and back, from the model file |
 //! | `model/` | GGUF files and Hugging Face folders, weights, the forward pass, one file a model family |
 
@@ -37,6 +38,7 @@ pub mod events;
 mod finish;
 pub mod grammar;
 mod lanes;
+pub mod likelihood;
 mod lru;
 mod masks;
 pub mod model;

@@ -17,7 +17,7 @@ use std::{path::Path, sync::Arc};
 
 pub use config::Config;
 pub use family::Family;
-pub use gguf::{Gguf, GgufError};
+pub use gguf::{Gguf, GgufError, WeightFormat};
 use kernels::KernelError;
 pub use weights::Weights;
 

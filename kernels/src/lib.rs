@@ -6,6 +6,7 @@
 //! | `reference/<op>` | the judge: plain loops, f64 sums, no tricks |
 //! | `cpu/<op>` | the fast bodies, AVX-512 / AVX2 / portable chosen at run time |
 //! | `dtype`, `tensor` | how weights and activations lie in memory |
+//! | `encode` | f32 to stored weights, for models that are requantised at load |
 //! | `packed` | quantised weights in the order that the int8 bodies of `cpu/int8` read |
 //! | `device` | a thread pool and an instruction set |
 //!
@@ -22,6 +23,7 @@
 pub mod cpu;
 pub mod device;
 pub mod dtype;
+pub mod encode;
 pub mod error;
 pub mod ops;
 pub mod packed;

@@ -11,6 +11,7 @@
 
 mod cursor;
 mod error;
+mod requantise;
 mod tensor;
 mod value;
 
@@ -23,6 +24,7 @@ use std::{
 
 use cursor::Cursor;
 pub use error::GgufError;
+pub use requantise::WeightFormat;
 pub use tensor::TensorInfo;
 pub(super) use tensor::type_id;
 use tensor::{place, read_tensor};

@@ -15,6 +15,7 @@ mod golden_gemma;
 mod hugging_face;
 mod lanes;
 mod lifecycle;
+mod likelihood;
 mod limits;
 mod pool_twin;
 mod prefix_reuse;

@@ -5,6 +5,7 @@
 
 mod attention;
 mod data;
+mod encode;
 mod int8;
 mod layouts;
 mod matmul;

@@ -1,0 +1,107 @@
+//! A file's matrices in another data type, made in memory as the file is loaded: so one file serves as several precisions
+//! (SPEC D1).
+//!
+//! Invariant: names, sizes and metadata stay; only matrices change, and those whose rows are no whole number of the type's
+//! blocks stay as they are, as do vectors (norms, biases), which are computed in f32 anyway.
+//!
+//! Cost: the matrices are read once, a row at a time; the new ones take their bytes in memory. No state.
+
+use kernels::{Dtype, WeightMatrix, encode::encode_row, reference::dequantize};
+
+use super::{Bytes, Gguf};
+use crate::model::ModelError;
+
+/// What the matrices of a model are held in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WeightFormat {
+    /// As the file has them.
+    #[default]
+    AsStored,
+    F32,
+    F16,
+    Q8_0,
+    Q4_0,
+}
+
+impl WeightFormat {
+    pub fn dtype(self) -> Option<Dtype> {
+        match self {
+            WeightFormat::AsStored => None,
+            WeightFormat::F32 => Some(Dtype::F32),
+            WeightFormat::F16 => Some(Dtype::F16),
+            WeightFormat::Q8_0 => Some(Dtype::Q8_0),
+            WeightFormat::Q4_0 => Some(Dtype::Q4_0),
+        }
+    }
+}
+
+impl Gguf {
+    /// The same file with its matrices in `format`.
+    pub fn requantised(mut self, format: WeightFormat) -> Result<Self, ModelError> {
+        let Some(dtype) = format.dtype() else { return Ok(self) };
+        let (part, mut bytes, mut stored) = (self.parts.len(), Vec::new(), Vec::new());
+        let mut tensors = self.tensors.clone();
+        for tensor in tensors.values_mut() {
+            let [cols, rows] = tensor.dims[..] else { continue };
+            if rows == 1 || tensor.dtype == dtype || dtype.row_bytes(cols).is_none() {
+                continue;
+            }
+            let offset = bytes.len();
+            let row_bytes = tensor.len / rows;
+            for row in 0..rows {
+                self.parts[tensor.part].read(tensor.offset + row * row_bytes, row_bytes, &mut stored)?;
+                let values = dequantize::row(&WeightMatrix::new(tensor.dtype, [1, cols], &stored)?, 0);
+                encode_row(dtype, &values, &mut bytes)?;
+            }
+            (tensor.dtype, tensor.part, tensor.offset, tensor.len) = (dtype, part, offset, bytes.len() - offset);
+        }
+        self.tensors = tensors;
+        self.parts.push(Bytes::Owned(bytes));
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tiny::tiny_llama_gguf;
+
+    /// Scenario: the test model, whose matrices are in many types, in each format.
+    /// Guarantees: matrices change their type where their rows allow it and decode to what they were within the type's
+    /// step; vectors, sizes and metadata stay.
+    #[test]
+    fn matrices_change_their_type_and_little_else() {
+        let before = Gguf::from_bytes(tiny_llama_gguf(3)).unwrap();
+        for (format, step) in [
+            (WeightFormat::F32, 0.0),
+            (WeightFormat::F16, 1e-3),
+            (WeightFormat::Q8_0, 0.005),
+            (WeightFormat::Q4_0, 0.13),
+        ] {
+            let after = Gguf::from_bytes(tiny_llama_gguf(3)).unwrap().requantised(format).unwrap();
+            assert_eq!(after.metadata(), before.metadata());
+            for (name, old) in before.tensors() {
+                let new = &after.tensors()[name];
+                assert_eq!(new.dims, old.dims, "{name}");
+                let (cols, rows) = (old.dims[0], old.dims.get(1).copied().unwrap_or(1));
+                assert_eq!(new.dtype, if rows > 1 { format.dtype().unwrap() } else { old.dtype }, "{name}");
+                let old = WeightMatrix::new(old.dtype, [rows, cols], before.tensor_bytes(old)).unwrap();
+                let new = WeightMatrix::new(new.dtype, [rows, cols], after.tensor_bytes(new)).unwrap();
+                for row in 0..rows {
+                    let (old, new) = (dequantize::row(&old, row), dequantize::row(&new, row));
+                    let largest = old.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                    let worst = old.iter().zip(&new).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                    assert!(worst <= step * largest, "{name} in {format:?}: {worst} of {largest}");
+                }
+            }
+        }
+    }
+
+    /// Scenario: the format of the file itself.
+    /// Guarantees: nothing is copied.
+    #[test]
+    fn as_stored_is_the_file() {
+        let file = Gguf::from_bytes(tiny_llama_gguf(3)).unwrap().requantised(WeightFormat::AsStored).unwrap();
+        assert_eq!(file.parts.len(), 1);
+    }
+}
