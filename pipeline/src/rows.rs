@@ -35,6 +35,7 @@ pub struct RequestRow {
     pub total_us: Option<i64>,
     pub finish_reason: Option<String>,
     pub error: Option<String>,
+    pub variant: Option<String>,
 }
 row!(RequestRow => Requests);
 
@@ -71,6 +72,7 @@ pub struct DecisionRow {
     pub view_as_of: Option<Micros>,
     pub saturation: Option<f64>,
     pub candidates: Vec<CandidateRow>,
+    pub variant: Option<String>,
 }
 row!(DecisionRow => Decisions);
 
@@ -143,6 +145,7 @@ pub struct InstanceRow {
     pub pid: Option<u32>,
     pub detail: Option<String>,
     pub phase_us: Option<i64>,
+    pub variant: Option<String>,
 }
 row!(InstanceRow => Instances);
 

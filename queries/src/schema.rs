@@ -129,8 +129,9 @@ fn requests() -> Vec<Field> {
             "first_token: since arrival (TTFT); grew: since the previous token (ITL)",
         )),
         optional(number("total_us", DataType::Int64, "us", "since arrival, on the last event")),
-        optional(text("finish_reason", "stop, length, cancelled or failed, on the last event")),
+        optional(text("finish_reason", "stop, length, tool_calls, cancelled or failed, on the last event")),
         optional(text("error", "reason of a failure or refusal")),
+        optional(text("variant", "variant of the model at the instance that serves it")),
     ]
 }
 
@@ -183,6 +184,7 @@ fn decisions() -> Vec<Field> {
             false,
         )
         .with_metadata(HashMap::from([("comment".to_string(), "every candidate with its cost terms".to_string())])),
+        optional(text("variant", "variant of the model at the instance chosen; the reason says if it is a fallback")),
     ]
 }
 
@@ -256,6 +258,7 @@ fn instances() -> Vec<Field> {
         optional(number("pid", DataType::UInt32, "", "process id")),
         optional(text("detail", "why, in words")),
         optional(number("phase_us", DataType::Int64, "us", "time spent in the state before this one")),
+        optional(text("variant", "variant of the model it serves")),
     ]
 }
 

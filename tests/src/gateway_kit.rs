@@ -25,7 +25,7 @@ use pipeline::{
         routes, with_fallbacks,
     },
     ids::{InstanceId, Micros, ProcessEpoch},
-    policy::{ClusterView, EngineView, InstanceView, PrefixHits, ViewMode},
+    policy::{ClusterView, DEFAULT_VARIANT, EngineView, InstanceView, PrefixHits, ViewMode},
     rows::{DecisionRow, FaultRow, RequestRow},
 };
 use serde_json::Value;
@@ -92,6 +92,7 @@ impl ViewSource for TestViews {
             instance: entry.id,
             epoch: entry.epoch,
             model: entry.model.clone(),
+            variant: entry.variant.clone(),
             is_ready: entry.state == InstanceState::Ready,
             leased_tokens: entry.leases.tokens(),
             leased_requests: entry.leases.requests(),
@@ -155,12 +156,18 @@ impl Kit {
 
     /// Puts an incarnation into the directory: ready with a client, dead without.
     pub fn put(&self, id: u32, epoch: u64, speaker: Option<Arc<Speaker>>) {
+        self.put_variant((id, DEFAULT_VARIANT), epoch, speaker);
+    }
+
+    /// The same for an instance of a variant of the model.
+    pub fn put_variant(&self, (id, variant): (u32, &str), epoch: u64, speaker: Option<Arc<Speaker>>) {
         let state = if speaker.is_some() { InstanceState::Ready } else { InstanceState::Dead };
         self.directory.put(InstanceEntry {
             id: InstanceId(id),
             name: format!("w{id}"),
             epoch: ProcessEpoch(epoch),
             model: "tiny".into(),
+            variant: variant.into(),
             state,
             client: speaker.map(|speaker| speaker as Arc<dyn InstanceClient>),
             leases: self.leases.get(id as usize).cloned().unwrap_or_default(),

@@ -1,4 +1,5 @@
-//! Whether two model files speak of the same tokens: a draft's proposals mean nothing otherwise.
+//! Whether two model files speak of the same tokens: a draft's proposals mean nothing otherwise, nor do prompts that were
+//! tokenised for the other.
 //!
 //! Invariant: equal means equal ids for equal names, control tokens included. Cost: O(vocabulary), once. No state.
 
@@ -9,11 +10,11 @@ use crate::model::{Gguf, GgufError};
 pub enum VocabularyError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("metadata key {TOKENS} is missing in the {which} model; both need it so that their tokens can be compared")]
+    #[error("metadata key {TOKENS} is missing in the {which}; both files need it so that their tokens can be compared")]
     Missing { which: &'static str },
-    #[error("the draft model has {draft} tokens, expected the {target} of the model it drafts for")]
+    #[error("it has {draft} tokens, expected the {target} of the model it goes with")]
     Size { draft: usize, target: usize },
-    #[error("token {token} is {draft:?} in the draft model, expected {target:?} as in the model it drafts for")]
+    #[error("token {token} is {draft:?} in it, expected {target:?} as in the model it goes with")]
     Token { token: usize, draft: String, target: String },
 }
 
@@ -22,8 +23,8 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 /// Compares the names of all tokens.
 pub fn same_vocabulary(target: &Gguf, draft: &Gguf) -> Result<(), VocabularyError> {
     let missing = |which| VocabularyError::Missing { which };
-    let target = target.find_texts(TOKENS)?.ok_or_else(|| missing("main"))?;
-    let draft = draft.find_texts(TOKENS)?.ok_or_else(|| missing("draft"))?;
+    let target = target.find_texts(TOKENS)?.ok_or_else(|| missing("model"))?;
+    let draft = draft.find_texts(TOKENS)?.ok_or_else(|| missing("other file"))?;
     if target.len() != draft.len() {
         return Err(VocabularyError::Size { draft: draft.len(), target: target.len() });
     }

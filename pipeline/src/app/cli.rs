@@ -68,6 +68,10 @@ struct ServeArgs {
     model: Option<String>,
     #[arg(long)]
     workers: Option<u32>,
+    /// A precision of the model in workers of its own: NAME=KEY:VALUE,… with the keys of [[model.variants]], as in
+    /// q8=weights:q8_0,workers:2; may be given several times
+    #[arg(long = "variant", value_parser = config::parse_variant)]
+    variants: Vec<config::Variant>,
     /// Address of the HTTP side
     #[arg(long)]
     listen: Option<SocketAddr>,
@@ -149,6 +153,7 @@ impl ServeArgs {
         let overrides = Overrides::default()
             .set("model.name", self.model)
             .set("workers.count", self.workers)
+            .set("model.variants", Some(self.variants).filter(|variants| !variants.is_empty()))
             .set("server.listen", self.listen)
             .set("server.data_dir", self.data_dir)
             .set("server.flight_listen", self.flight_listen);

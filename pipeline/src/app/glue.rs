@@ -126,6 +126,7 @@ fn instance_view(entry: &InstanceEntry, figures: Option<EngineState>) -> Instanc
         instance: entry.id,
         epoch: entry.epoch,
         model: entry.model.clone(),
+        variant: entry.variant.clone(),
         is_ready: entry.state == InstanceState::Ready,
         leased_tokens: entry.leases.tokens(),
         leased_requests: entry.leases.requests(),

@@ -38,7 +38,8 @@ use crate::{
     worker::{
         child::WorkerCommand,
         flight_server,
-        supervisor::{ServedModel, Supervisor, SupervisorConfig},
+        supervisor::{ServedModel, Supervisor, SupervisorConfig, worker_count},
+        variant_files,
     },
 };
 
@@ -48,6 +49,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let model = served_model(&config)?;
     let text = ModelText::load(&model.name, &model.path, config.workers.block_size)
         .with_context(|| format!("model {} ({})", model.name, model.path))?;
+    variant_files::check(&config.model.variants, &model.path)?;
     let main = Builder::new_multi_thread().thread_name("http").enable_all().build()?;
     let ingest = Builder::new_multi_thread().worker_threads(1).thread_name("ingest").enable_all().build()?;
     let text_jobs = Builder::new_multi_thread().worker_threads(1).thread_name("text").build()?;
@@ -315,7 +317,7 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
 }
 
 fn announce(address: SocketAddr, flight: SocketAddr, config: &Config) {
-    eprintln!("evenkeel: serving {} with {} worker(s)", config.model.name, config.workers.count);
+    eprintln!("evenkeel: serving {} with {} worker(s)", config.model.name, worker_count(config));
     eprintln!("  OpenAI API  http://{address}/v1   (ready when http://{address}/ready answers 200)");
     eprintln!("  dashboard   http://{address}/");
     eprintln!("  SQL         POST http://{address}/sql      metrics http://{address}/metrics");

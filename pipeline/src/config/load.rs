@@ -10,7 +10,7 @@ use figment::{
     providers::{Env, Format, Serialized, Toml},
 };
 
-use super::{Config, validate};
+use super::{Config, validate, variants};
 
 const DEFAULTS: &str = include_str!("../default.toml");
 
@@ -71,6 +71,7 @@ pub fn load(file: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigE
         config.model.models_dir = home_dir().join("models");
     }
     validate::validate(&config)?;
+    config.policy.variants.resolve(variants::names(&config.model.variants));
     Ok(config)
 }
 
@@ -116,9 +117,9 @@ fn refuse_unknown_keys(text: &str, path: &Path) -> Result<(), ConfigError> {
     }
 }
 
-/// Lists of tables hold their own fields; serde checks those.
+/// Lists of tables hold their own fields, which serde checks; tenants have any name.
 fn is_free_form(key: &str) -> bool {
-    key.starts_with("server.keys")
+    key.starts_with("server.keys") || key.starts_with("model.variants") || key.starts_with("policy.variants.by_tenant.")
 }
 
 /// Every dotted key of the tree, sections included.
@@ -142,8 +143,10 @@ fn collect_keys(prefix: &str, value: &toml::Value, keys: &mut Vec<String>) {
 /// The known key that takes the fewest edits. A bare last part also counts, so that a key in the wrong section is found.
 fn nearest(key: &str) -> Option<String> {
     let last = key.rsplit('.').next().unwrap_or(key);
+    let of_variants = variants::KEYS.iter().map(|name| format!("model.variants.{name}"));
     known_keys()
         .into_iter()
+        .chain(of_variants.filter(|_| key.starts_with("model.variants.")))
         .map(|known| {
             let known_last = known.rsplit('.').next().unwrap_or(&known);
             let whole = strsim::damerau_levenshtein(key, &known);
@@ -153,4 +156,12 @@ fn nearest(key: &str) -> Option<String> {
         .filter(|(distance, _)| *distance <= 1 + key.len() / 3)
         .min()
         .map(|(_, known)| known)
+}
+
+/// `; did you mean …?` for the nearest of `known`, if one is near.
+pub(crate) fn did_you_mean(name: &str, known: &[String]) -> String {
+    let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
+    near.filter(|(distance, _)| *distance <= 1 + name.len() / 3)
+        .map(|(_, known)| format!("; did you mean `{known}`?"))
+        .unwrap_or_default()
 }

@@ -5,14 +5,17 @@
 
 mod load;
 mod validate;
+mod variants;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use load::did_you_mean;
 pub use load::{ConfigError, Overrides, home_dir, load};
 pub(crate) use validate::require;
+pub use variants::{KvFormat, Variant, Weights, parse_variant};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,6 +48,9 @@ pub struct Server {
     pub keys: Vec<Key>,
 }
 
+/// Tenant of everybody where no keys are configured.
+pub const LOCAL_TENANT: &str = "local";
+
 /// An API key, the tenant it stands for, and the best tier the tenant may have (SPEC A1).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +65,7 @@ pub struct Key {
 pub struct Model {
     pub name: String,
     pub models_dir: PathBuf,
+    pub variants: Vec<Variant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +106,7 @@ pub struct Workers {
     pub waiting_max: usize,
     pub prefix_cache: Mode,
     pub arithmetic: Arithmetic,
+    pub kv: KvFormat,
     pub speculation: Speculation,
     pub draft_model: String,
     pub draft_tokens_max: usize,
@@ -162,6 +170,7 @@ pub struct Policy {
     pub throttle: crate::policy::ThrottleConfig,
     pub queue: crate::policy::QueueConfig,
     pub route: crate::policy::RouteConfig,
+    pub variants: crate::policy::VariantConfig,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! The checks that types cannot make. Each names the key, the value and what would be right.
 
-use super::{Config, ConfigError, Speculation};
+use super::{Config, ConfigError, LOCAL_TENANT, Speculation, variants};
 
 pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     let w = &config.workers;
@@ -65,6 +65,12 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         config.server.flight_listen,
         "a loopback address: workers publish here without a key",
     )?;
+    variants::validate(&config.model.variants)?;
+    let tenants: Vec<String> = match config.server.keys.as_slice() {
+        [] => vec![LOCAL_TENANT.into()],
+        keys => keys.iter().map(|key| key.tenant.clone()).collect(),
+    };
+    config.policy.variants.validate(&variants::names(&config.model.variants), &tenants)?;
     crate::policy::validate(&config.policy)
 }
 

@@ -9,7 +9,10 @@ use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
-use crate::{config::Key, policy::Tier};
+use crate::{
+    config::{Key, LOCAL_TENANT},
+    policy::Tier,
+};
 
 /// The party a request counts for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +37,7 @@ impl Keys {
     /// The tenant of a request, from its headers.
     pub fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         if self.tenants.is_empty() {
-            return Ok(Tenant { name: "local".into(), class: Tier::High });
+            return Ok(Tenant { name: LOCAL_TENANT.into(), class: Tier::High });
         }
         let value = headers.get(header::AUTHORIZATION).ok_or(ApiError::KeyMissing)?;
         let text = value.to_str().map_err(|_| ApiError::KeyWrong)?;

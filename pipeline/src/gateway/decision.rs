@@ -65,6 +65,7 @@ pub fn row(deps: &Deps, at: Micros, inputs: &Inputs<'_>, outcome: Outcome<'_>) -
         view_as_of: inputs.pressure.and_then(|pressure| pressure.view.as_of),
         saturation: inputs.pressure.and_then(|pressure| pressure.saturation),
         candidates: candidates.iter().map(candidate_row).collect(),
+        variant: placement.map(|placement| placement.variant.clone()),
     }
 }
 

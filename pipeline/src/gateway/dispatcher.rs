@@ -42,6 +42,8 @@ const RACES_MAX: usize = 3;
 #[derive(Debug, Clone)]
 pub struct Demand {
     pub tier: Tier,
+    /// Variants of the model that may serve it, best first.
+    pub variants: Arc<[String]>,
     /// Sum over the prompts.
     pub prompt_tokens: u32,
     /// Most tokens to generate, over all sequences.
@@ -148,6 +150,7 @@ impl Dispatcher {
         let hits = self.hits(demand);
         let request = RouteRequest {
             model: self.deps.text.name(),
+            variants: &demand.variants,
             tier: demand.tier,
             prompt_tokens: demand.prompt_tokens,
             max_tokens: demand.max_tokens,

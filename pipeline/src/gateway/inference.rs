@@ -1,7 +1,8 @@
 //! `POST /v1/chat/completions` and `POST /v1/completions`: from the HTTP request to the answer.
 //!
 //! Every response carries `x-evenkeel-request-id` and `x-evenkeel-decision`, errors too; what was refused before its sender
-//! was known has the decision `none`, since nothing is written for strangers.
+//! was known has the decision `none`, since nothing is written for strangers. Once an instance was found the response also
+//! says which variant of the model it serves, in `x-evenkeel-variant`.
 
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ use super::{
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-id");
 pub const DECISION: HeaderName = HeaderName::from_static("x-evenkeel-decision");
 
+pub const VARIANT: HeaderName = HeaderName::from_static("x-evenkeel-variant");
+
 pub async fn chat(State(gateway): State<Arc<Gateway>>, request: Request<Body>) -> Response {
     respond(gateway, Face::Chat, request).await
 }
@@ -40,20 +43,34 @@ pub async fn completions(State(gateway): State<Arc<Gateway>>, request: Request<B
 
 async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> Response {
     let request_id = decision::new_id("req");
-    let (response, decision_id) = match gateway.keys.tenant(request.headers()) {
+    let answered = match gateway.keys.tenant(request.headers()) {
         Err(error) => {
             gateway.deps.metrics.ended(face.route(), error.code(), 0.0);
-            (error.into_response(), UNCLASSED.to_string())
+            Answered { response: error.into_response(), decision_id: UNCLASSED.to_string(), variant: None }
         }
         Ok(tenant) => known_sender(&gateway, face, (request_id.as_str(), tenant), request).await,
     };
-    let mut response = response;
-    for (name, value) in [(REQUEST_ID, request_id), (DECISION, decision_id)] {
-        if let Ok(value) = HeaderValue::from_str(&value) {
+    let Answered { mut response, decision_id, variant } = answered;
+    for (name, value) in [(REQUEST_ID, Some(request_id)), (DECISION, Some(decision_id)), (VARIANT, variant)] {
+        if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
             response.headers_mut().insert(name, value);
         }
     }
     response
+}
+
+/// A response and what its headers tell.
+struct Answered {
+    response: Response,
+    decision_id: String,
+    variant: Option<String>,
+}
+
+impl Answered {
+    fn refusal(error: &ApiError, case: &Case) -> Self {
+        let variant = case.recorder.variant().map(str::to_string);
+        Self { response: error.clone().into_response(), decision_id: case.decision_id.clone(), variant }
+    }
 }
 
 async fn known_sender(
@@ -61,26 +78,26 @@ async fn known_sender(
     face: Face,
     (request_id, tenant): (&str, Tenant),
     request: Request<Body>,
-) -> (Response, String) {
+) -> Answered {
     let recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
     let mut case = Case::new(tenant, recorder);
     let (parsed, prepared) = match understand(gateway, face, request).await {
         Ok(understood) => understood,
         Err(error) => {
             case.refused(gateway, &error).await;
-            return (error.into_response(), case.decision_id);
+            return Answered::refusal(&error, &case);
         }
     };
     let choices = parsed.inputs.len() * parsed.common.choices as usize;
     let sequences = match serve::serve(gateway, &mut case, &parsed, &prepared).await {
         Ok(sequences) => sequences,
-        Err(error) => return (error.into_response(), case.decision_id),
+        Err(error) => return Answered::refusal(&error, &case),
     };
     let envelope = envelope(gateway, &case, &parsed, prepared.tools);
     let mut running = Running::new(gateway.clone(), case, sequences, parsed.common.choices);
     let text = gateway.deps.text.clone();
     let began = running.begin().await;
-    let decision_id = running.decision_id().to_string();
+    let (decision_id, variant) = (running.decision_id().to_string(), running.variant().map(str::to_string));
     let response = match began {
         Err(error) => error.into_response(),
         Ok(()) if parsed.common.streams => answer::stream(running, envelope, text, choices),
@@ -89,7 +106,7 @@ async fn known_sender(
             Err(error) => error.into_response(),
         },
     };
-    (response, decision_id)
+    Answered { response, decision_id, variant }
 }
 
 /// Reads, parses and tokenises within `server.request_timeout`.

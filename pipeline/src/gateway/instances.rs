@@ -119,6 +119,8 @@ pub struct InstanceEntry {
     pub name: String,
     pub epoch: ProcessEpoch,
     pub model: String,
+    /// Precision of the model it serves (SPEC D1).
+    pub variant: String,
     pub state: InstanceState,
     /// `None` while there is nothing to talk to.
     pub client: Option<Arc<dyn InstanceClient>>,

@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use super::{auth::Tenant, deps::Deps, error::ApiError, parse::Face};
 use crate::{
     ids::{InstanceId, Micros},
+    policy::Placement,
     rows::RequestRow,
 };
 
@@ -29,6 +30,7 @@ pub struct Recorder {
     tenant: String,
     tier: &'static str,
     instance: Option<InstanceId>,
+    variant: Option<String>,
     arrived: Micros,
     seq: u32,
     prompt_tokens: u32,
@@ -52,6 +54,7 @@ impl Recorder {
             tenant: tenant.name.clone(),
             tier: UNCLASSED,
             instance: None,
+            variant: None,
             arrived: deps.clock.now(),
             seq: 0,
             prompt_tokens: 0,
@@ -69,6 +72,11 @@ impl Recorder {
 
     pub fn request_id(&self) -> &str {
         &self.request_id
+    }
+
+    /// Variant of the model that serves the request, once one does.
+    pub fn variant(&self) -> Option<&str> {
+        self.variant.as_deref()
     }
 
     pub fn output_tokens(&self) -> u32 {
@@ -95,8 +103,9 @@ impl Recorder {
     }
 
     /// Also for each later instance, when the first was lost.
-    pub async fn dispatched(&mut self, instance: InstanceId) {
-        self.instance = Some(instance);
+    pub async fn dispatched(&mut self, placement: &Placement) {
+        self.instance = Some(placement.instance);
+        self.variant = Some(placement.variant.clone());
         let row = self.row("dispatched");
         self.deps.events.request(row).await;
     }
@@ -191,6 +200,7 @@ impl Recorder {
             total_us: None,
             finish_reason: None,
             error: None,
+            variant: self.variant.clone(),
         }
     }
 }

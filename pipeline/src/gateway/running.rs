@@ -88,6 +88,11 @@ impl Running {
         &self.case.decision_id
     }
 
+    /// Variant of the model that serves it now.
+    pub fn variant(&self) -> Option<&str> {
+        self.case.recorder.variant()
+    }
+
     pub fn usage(&self) -> Usage {
         self.usage
     }

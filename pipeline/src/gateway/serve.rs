@@ -22,8 +22,8 @@ use super::{
     sequence::{Sequence, SequencePlan},
 };
 use crate::policy::{
-    Admission, AdmitRequest, AdmitState, CandidateCost, Classified, ClassifyRequest, RejectReason, RouteRejection,
-    Tier, admit, classify,
+    Admission, AdmitRequest, AdmitState, CandidateCost, Classified, ClassifyRequest, RejectReason, RequestClass,
+    RouteRejection, Tier, admit, choose_variant, classify, hits_of,
 };
 
 /// A request on its way, with what became known of it.
@@ -85,7 +85,7 @@ impl Case {
     pub async fn moved(&mut self, gateway: &Gateway, placement: &crate::policy::Placement, because: &str) {
         let because = format!("moved, since {because}");
         self.decided(gateway, Outcome::Admit { placement, because }).await;
-        self.recorder.dispatched(placement.instance).await;
+        self.recorder.dispatched(placement).await;
     }
 
     async fn overloaded(
@@ -121,7 +121,7 @@ pub async fn serve(
     let sequences = prepared.prompts.len() * request.common.choices as usize;
     case.recorder.arrived(demand.tier.name(), prepared.prompt_tokens, sequences).await;
     let grant = seat(gateway, case, &mut demand).await?;
-    case.recorder.dispatched(grant.instance).await;
+    case.recorder.dispatched(&grant.placement).await;
     let source = Plans { request, prepared, demand: &demand, request_id: case.recorder.request_id() };
     let plans = source.make(&gateway.deps);
     let starts = plans.into_iter().map(|plan| Sequence::start(&gateway.deps, &gateway.dispatcher, plan, &grant));
@@ -137,13 +137,17 @@ pub async fn serve(
 /// Reads the views, classes the request, and says what it needs.
 async fn classify_case(gateway: &Gateway, case: &mut Case, request: &ParsedRequest, prepared: &Prepared) -> Demand {
     let pressure = gateway.dispatcher.pressure(gateway.deps.clock.now()).await;
+    let (orders, tenant) = (&gateway.deps.config.policy.variants, case.tenant.name.as_str());
     let mut demand = Demand {
         tier: Tier::Low,
+        variants: orders.possible_for(tenant).into(),
         prompt_tokens: prepared.prompt_tokens,
         max_tokens: total_max_tokens(prepared, request.common.choices),
         hashes: Arc::new(prepared.prompts.iter().map(|prompt| prompt.hashes.clone()).collect()),
     };
-    let hit = pressure.view.mode.is_usable().then(|| gateway.dispatcher.hits(&demand).longest());
+    let hits = pressure.view.mode.is_usable().then(|| gateway.dispatcher.hits(&demand));
+    // The tier decides about the variant: until it is known, a hit on any that may come counts.
+    let hit = hits.as_ref().map(|hits| hits_of(&pressure.view, hits, &demand.variants).longest());
     let asked = ClassifyRequest {
         prompt_tokens: prepared.prompt_tokens,
         predicted_hit_tokens: hit,
@@ -152,6 +156,11 @@ async fn classify_case(gateway: &Gateway, case: &mut Case, request: &ParsedReque
     };
     let classified = classify(&asked, &gateway.deps.config.policy.tiers);
     demand.tier = classified.tier;
+    demand.variants = orders.order_for(RequestClass { tenant, tier: demand.tier }).into();
+    let variant = choose_variant(&pressure.view, gateway.deps.text.name(), &demand.variants, &[]);
+    let hit = hits.zip(variant).map(|(hits, chosen)| {
+        hits_of(&pressure.view, &hits, std::slice::from_ref(&chosen.variant.to_string())).longest()
+    });
     case.prompt_tokens = prepared.prompt_tokens;
     case.max_tokens = demand.max_tokens;
     case.predicted_hit_tokens = hit.unwrap_or(0);
@@ -167,8 +176,9 @@ async fn seat(gateway: &Arc<Gateway>, case: &mut Case, demand: &mut Demand) -> R
     let now = gateway.deps.clock.now();
     let pressure = case.pressure.as_ref().expect("invariant: classified before");
     let preview = gateway.dispatcher.preview(&pressure.view, demand, now);
-    let is_serving =
-        |instance: &&crate::policy::InstanceView| instance.is_ready && instance.model == gateway.deps.text.name();
+    let is_serving = |instance: &&crate::policy::InstanceView| {
+        instance.is_ready && instance.model == gateway.deps.text.name() && demand.variants.contains(&instance.variant)
+    };
     let queue = gateway.dispatcher.queue_load();
     let state = AdmitState {
         step: pressure.step,
@@ -270,6 +280,7 @@ impl Plans<'_> {
                 };
                 let demand = Demand {
                     tier: self.demand.tier,
+                    variants: self.demand.variants.clone(),
                     prompt_tokens: prompt.tokens.len() as u32,
                     max_tokens,
                     hashes: Arc::new(vec![prompt.hashes.clone()]),

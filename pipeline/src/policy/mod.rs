@@ -8,6 +8,7 @@
 //! | `throttle` | stepped throttling (SPEC A2) |
 //! | `admit` | admit, queue or reject |
 //! | `queue` | weighted order of what waits (SPEC A3) |
+//! | `variant` | which precision of the model serves (SPEC D1) |
 //! | `route` | the instance with the least predicted seconds (SPEC C4), and the safe policy |
 
 mod admit;
@@ -15,6 +16,7 @@ mod classify;
 mod queue;
 mod route;
 mod throttle;
+mod variant;
 mod view;
 
 pub use admit::*;
@@ -22,6 +24,7 @@ pub use classify::*;
 pub use queue::*;
 pub use route::*;
 pub use throttle::*;
+pub use variant::*;
 pub use view::*;
 
 use crate::config::{self, ConfigError};

@@ -5,7 +5,7 @@
 //! instance was sent since its last report is not in the views yet: requests leased there but not reported are taken to be
 //! like this one, so that a burst does not all go to one place. Rates that are not known yet come from the configuration.
 //!
-//! Invariants: the instance chosen serves the model, is ready, has room and was not excluded; the same inputs give the same
+//! Invariants: the instance chosen serves the model in the variant that `variant` chose, is ready, has room and was not excluded; the same inputs give the same
 //! answer. Without a usable view the safe policy decides and says so (SPEC X5). Time: O(n log n) in the instances.
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::{ConfigError, require},
     ids::{InstanceId, Micros},
-    policy::{ClusterView, InstanceView, PrefixHits, Tier, ViewMode, token_cost},
+    policy::{ClusterView, InstanceView, PrefixHits, Tier, VariantChoice, ViewMode, choose_variant, token_cost},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +64,8 @@ impl RouteConfig {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteRequest<'a> {
     pub model: &'a str,
+    /// Variants that may serve it, best first; empty: any.
+    pub variants: &'a [String],
     pub tier: Tier,
     pub prompt_tokens: u32,
     pub max_tokens: u32,
@@ -92,6 +94,8 @@ pub struct CandidateCost {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     pub instance: InstanceId,
+    /// Variant of the model that it serves.
+    pub variant: String,
     /// Policy that really decided: the safe one if the view could not be used.
     pub policy: RoutePolicy,
     pub reason: String,
@@ -128,7 +132,11 @@ pub fn route(
         RoutePolicy::LeastSeconds if !is_usable => RoutePolicy::LeastOutstandingTokens,
         policy => policy,
     };
-    let mut candidates = candidates(view, request, config);
+    let choice = choose_variant(view, request.model, request.variants, request.excluded);
+    let mut candidates = match choice {
+        None if !request.variants.is_empty() => Vec::new(),
+        choice => candidates(view, request, config, choice.map(|choice| choice.variant)),
+    };
     if candidates.is_empty() {
         return Err(RouteRejection::NoInstance);
     }
@@ -158,8 +166,12 @@ pub fn route(
     if rank > 0 {
         reason.push_str(&format!("; {rank} better without room"));
     }
+    if let Some(VariantChoice { variant, passed_over: better @ [_, ..] }) = choice {
+        reason.push_str(&format!("; variant {variant}, since {} has no ready instance", better.join(", ")));
+    }
     Ok(Placement {
         instance: chosen.view.instance,
+        variant: chosen.view.variant.clone(),
         policy,
         reason,
         predicted_seconds: (policy == RoutePolicy::LeastSeconds).then_some(chosen.cost.total_seconds),
@@ -179,11 +191,17 @@ fn seconds_reason(cost: &CandidateCost, prompt_tokens: u32) -> String {
     )
 }
 
-fn candidates<'a>(view: &'a ClusterView, request: &RouteRequest<'_>, config: &RouteConfig) -> Vec<Candidate<'a>> {
+fn candidates<'a>(
+    view: &'a ClusterView,
+    request: &RouteRequest<'_>,
+    config: &RouteConfig,
+    variant: Option<&str>,
+) -> Vec<Candidate<'a>> {
     let able: Vec<&InstanceView> = view
         .instances
         .iter()
         .filter(|instance| instance.is_ready && instance.model == request.model)
+        .filter(|instance| variant.is_none_or(|variant| instance.variant == variant))
         .filter(|instance| !request.excluded.contains(&instance.instance))
         .collect();
     let count = able.len();

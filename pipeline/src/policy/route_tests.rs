@@ -14,6 +14,7 @@ fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) -> Instance
         instance: InstanceId(id),
         epoch: ProcessEpoch(1),
         model: "m".into(),
+        variant: "default".into(),
         is_ready: true,
         leased_tokens: leased.0,
         leased_requests: leased.1,
@@ -34,6 +35,7 @@ fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) -> Instance
 fn ask<'a>(hits: &'a PrefixHits, turn: u64, excluded: &'a [InstanceId]) -> RouteRequest<'a> {
     RouteRequest {
         model: "m",
+        variants: &[],
         tier: Tier::High,
         prompt_tokens: 400,
         max_tokens: 100,

@@ -64,6 +64,7 @@ fn view(mode: ViewMode, engine: Option<EngineView>) -> ClusterView {
         instance: InstanceId(0),
         epoch: ProcessEpoch(1),
         model: "m".into(),
+        variant: "default".into(),
         is_ready: true,
         leased_tokens: 50_000,
         leased_requests: 3,

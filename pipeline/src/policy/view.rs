@@ -40,6 +40,8 @@ pub struct InstanceView {
     pub epoch: ProcessEpoch,
     /// Name of the model it serves.
     pub model: String,
+    /// Precision of the model it serves; its KV is of no use to another (SPEC D1).
+    pub variant: String,
     /// Takes new requests.
     pub is_ready: bool,
     /// Reserved at dispatch and not finished; the gateway's own truth, exact in every mode.

@@ -1,13 +1,14 @@
 //! A model file as a runner and its vocabulary.
 //!
-//! Invariant: the KV pool is never larger than the options' memory. Cost: the weights stay mapped from the file; keys and
+//! Invariant: the KV pool is never larger than the options' memory. Cost: the weights stay mapped from the file, unless they
+//! are packed or made anew in another type; keys and
 //! values take `blocks × block_bytes`. No state.
 
 use std::{path::Path, sync::Arc};
 
 use engine::{
     detokenizer::TokenBytes,
-    model::{Arithmetic, Gguf, Model},
+    model::{Arithmetic, Gguf, Model, ModelError, WeightFormat},
     runner::{
         ModelRunner,
         cpu::{CpuRunner, CpuRunnerOptions, KvDtype},
@@ -33,7 +34,7 @@ impl TokenBytes for ModelTokens {
 
 pub(super) fn load(path: &Path, options: &WorkerOptions) -> Result<Parts, ModelSetupError> {
     let failed = |problem: String| ModelSetupError::Load { path: path.to_path_buf(), problem };
-    let model = Model::load(path, arithmetic(options)).map_err(|error| failed(error.to_string()))?;
+    let model = open(path, options).map_err(|error| failed(error.to_string()))?;
     let tokenizer = Tokenizer::from_gguf(model.gguf()).map_err(|error| failed(error.to_string()))?;
     let runner = runner(model, options, failed)?;
     Ok((Box::new(runner), Arc::new(ModelTokens(tokenizer))))
@@ -50,6 +51,17 @@ pub(super) fn load_draft(options: &WorkerOptions) -> Result<Box<dyn ModelRunner>
     Ok(Box::new(runner(model, &smaller, failed)?))
 }
 
+fn open(path: &Path, options: &WorkerOptions) -> Result<Arc<Model>, ModelError> {
+    let format = match options.weights {
+        config::Weights::AsStored => WeightFormat::AsStored,
+        config::Weights::F32 => WeightFormat::F32,
+        config::Weights::F16 => WeightFormat::F16,
+        config::Weights::Q8 => WeightFormat::Q8_0,
+        config::Weights::Q4 => WeightFormat::Q4_0,
+    };
+    Model::from_gguf(Gguf::open(path)?.requantised(format)?, arithmetic(options))
+}
+
 fn arithmetic(options: &WorkerOptions) -> Arithmetic {
     match options.arithmetic {
         config::Arithmetic::Int8 => Arithmetic::Int8,
@@ -62,10 +74,9 @@ fn runner(
     options: &WorkerOptions,
     failed: impl Fn(String) -> ModelSetupError,
 ) -> Result<CpuRunner, ModelSetupError> {
-    // As exact as the products: f16 beside int8 activations.
-    let kv_dtype = match options.arithmetic {
-        config::Arithmetic::Int8 => KvDtype::F16,
-        config::Arithmetic::F32 => KvDtype::F32,
+    let kv_dtype = match (options.kv, options.arithmetic) {
+        (config::KvFormat::F16, _) | (config::KvFormat::Auto, config::Arithmetic::Int8) => KvDtype::F16,
+        (config::KvFormat::F32, _) | (config::KvFormat::Auto, config::Arithmetic::F32) => KvDtype::F32,
     };
     let token_bytes = CpuRunner::token_bytes(model.config(), kv_dtype);
     let block_bytes = (token_bytes as u64).saturating_mul(options.block_size as u64);

@@ -7,7 +7,10 @@ use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
 use clap::ValueEnum;
 
-use crate::config::{Arithmetic, Mode, Speculation};
+use crate::{
+    config::{Arithmetic, KvFormat, Mode, Speculation, Variant, Weights},
+    policy::DEFAULT_VARIANT,
+};
 
 /// What ends a worker besides a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,6 +45,9 @@ pub struct WorkerOptions {
     /// Name the model is served by
     #[arg(long, default_value = "")]
     pub model_name: String,
+    /// Name of the variant of the model that this worker serves
+    #[arg(long, default_value = DEFAULT_VARIANT)]
+    pub variant: String,
     /// Number of the instance in the fleet
     #[arg(long, default_value_t = 0)]
     pub instance: u32,
@@ -77,6 +83,12 @@ pub struct WorkerOptions {
     /// What products with quantised weights are computed in
     #[arg(long, value_enum, default_value = "int8")]
     pub arithmetic: Arithmetic,
+    /// What matrices are held in; made from the file at load
+    #[arg(long, value_enum, default_value = "as_stored")]
+    pub weights: Weights,
+    /// What keys and values are kept in
+    #[arg(long, value_enum, default_value = "auto")]
+    pub kv: KvFormat,
     /// Who guesses tokens ahead; the output is the same
     #[arg(long, value_enum, default_value = "off")]
     pub speculation: Speculation,
@@ -123,9 +135,10 @@ impl WorkerOptions {
     pub fn to_args(&self) -> Vec<OsString> {
         let text = |duration: Duration| humantime::format_duration(duration).to_string();
         let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
-        let pairs: [(&str, Option<String>); 27] = [
+        let pairs: [(&str, Option<String>); 30] = [
             ("model", Some(self.model.clone())),
             ("model-name", Some(self.model_name.clone())),
+            ("variant", Some(self.variant.clone())),
             ("instance", Some(self.instance.to_string())),
             ("epoch", Some(self.epoch.to_string())),
             ("listen", Some(self.listen.to_string())),
@@ -138,6 +151,8 @@ impl WorkerOptions {
             ("waiting-max", Some(self.waiting_max.to_string())),
             ("prefix-cache", name(self.prefix_cache.to_possible_value())),
             ("arithmetic", name(self.arithmetic.to_possible_value())),
+            ("weights", name(self.weights.to_possible_value())),
+            ("kv", name(self.kv.to_possible_value())),
             ("speculation", name(self.speculation.to_possible_value())),
             ("draft-model", self.draft_model.clone()),
             ("draft-tokens-max", Some(self.draft_tokens_max.to_string())),
@@ -154,6 +169,20 @@ impl WorkerOptions {
         ];
         let given = pairs.into_iter().filter_map(|(key, value)| value.map(|value| format!("--{key}={value}").into()));
         given.collect()
+    }
+}
+
+impl WorkerOptions {
+    /// The same worker for a variant of the model.
+    pub fn of_variant(self, variant: &Variant) -> Self {
+        WorkerOptions {
+            variant: variant.name.clone(),
+            model: variant.file.clone().unwrap_or(self.model),
+            weights: variant.weights,
+            arithmetic: variant.arithmetic.unwrap_or(self.arithmetic),
+            kv: variant.kv.unwrap_or(self.kv),
+            ..self
+        }
     }
 }
 
@@ -212,6 +241,9 @@ mod tests {
                 flush_interval: Duration::from_micros(flush_us),
                 prefix_cache: CacheMode::Off,
                 arithmetic: Arithmetic::F32,
+                variant: "q8".into(),
+                weights: Weights::Q8,
+                kv: KvFormat::F32,
                 speculation: Speculation::Draft,
                 draft_model: Some("a draft.gguf".into()),
                 draft_tokens_max: 3,

@@ -110,6 +110,7 @@ async fn serve(
             instance: InstanceId(options.instance),
             epoch: ProcessEpoch(options.epoch),
             model: options.model_name.clone(),
+            variant: options.variant.clone(),
             shape,
             step_time_max: options.step_time_max,
         },

@@ -33,6 +33,7 @@ pub struct WorkerInfo {
     pub instance: InstanceId,
     pub epoch: ProcessEpoch,
     pub model: String,
+    pub variant: String,
     pub shape: RunnerShape,
     /// A step that takes longer is reported as a fault.
     pub step_time_max: Duration,
@@ -127,6 +128,7 @@ impl Worker for WorkerService {
             running: status.running(),
             waiting: status.waiting(),
             draining: self.admission.borrow().draining,
+            variant: self.info.variant.clone(),
         }))
     }
 

@@ -30,7 +30,7 @@ use super::{
     wall_micros,
 };
 use crate::{
-    config,
+    config::{self, Variant},
     gateway::instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
     ids::{InstanceId, ProcessEpoch},
     rows::InstanceRow,
@@ -46,12 +46,14 @@ pub trait InstanceSink: Send + Sync {
     async fn instance(&self, row: InstanceRow);
 }
 
-/// What the supervisor runs. `options` are every worker's; instance and epoch are set for each.
+/// What the supervisor runs. `options` are every worker's but for what its variant says; instance and epoch are set for each.
 #[derive(Debug, Clone)]
 pub struct SupervisorConfig {
     pub command: WorkerCommand,
     pub count: u32,
     pub options: WorkerOptions,
+    /// Variants of the model; the first ones' workers have the lowest numbers. Empty: one, as `options` say.
+    pub variants: Vec<Variant>,
     pub start_timeout: Duration,
     pub restart_backoff: Duration,
     pub restart_backoff_max: Duration,
@@ -83,6 +85,7 @@ impl SupervisorConfig {
             waiting_max: w.waiting_max,
             prefix_cache: w.prefix_cache.into(),
             arithmetic: w.arithmetic,
+            kv: w.kv,
             speculation: w.speculation,
             draft_model: Some(w.draft_model.clone()).filter(|path| !path.is_empty()),
             draft_tokens_max: w.draft_tokens_max,
@@ -95,8 +98,9 @@ impl SupervisorConfig {
         };
         SupervisorConfig {
             command,
-            count: w.count,
+            count: worker_count(config),
             options,
+            variants: config.model.variants.clone(),
             start_timeout: w.start_timeout,
             restart_backoff: w.restart_backoff,
             restart_backoff_max: w.restart_backoff_max,
@@ -104,6 +108,29 @@ impl SupervisorConfig {
             health_timeout: w.health_timeout,
             drain_timeout: config.server.drain_timeout,
             limits: ClientLimits::default(),
+        }
+    }
+}
+
+/// Workers of a fleet with these settings.
+pub fn worker_count(config: &config::Config) -> u32 {
+    match config.model.variants.as_slice() {
+        [] => config.workers.count,
+        variants => variants.iter().map(|variant| variant.workers).sum(),
+    }
+}
+
+impl SupervisorConfig {
+    /// The options of worker `number`; those beyond all variants' serve the first variant.
+    fn options_of(&self, number: u32) -> WorkerOptions {
+        let mut end = 0;
+        let own = self.variants.iter().find(|variant| {
+            end += variant.workers;
+            number < end
+        });
+        match own.or(self.variants.first()) {
+            Some(variant) => self.options.clone().of_variant(variant),
+            None => self.options.clone(),
         }
     }
 }
@@ -123,6 +150,7 @@ impl Supervisor {
         for number in 0..config.count {
             let keeper = Keeper {
                 id: InstanceId(number),
+                options: WorkerOptions { instance: number, ..config.options_of(number) },
                 config: config.clone(),
                 directory: directory.clone(),
                 sink: sink.clone(),
@@ -170,6 +198,7 @@ enum End {
 
 struct Keeper {
     id: InstanceId,
+    options: WorkerOptions,
     config: Arc<SupervisorConfig>,
     directory: Arc<InstanceDirectory>,
     sink: Arc<dyn InstanceSink>,
@@ -204,7 +233,7 @@ impl Keeper {
     /// One process from start to end.
     async fn incarnation(&mut self) -> End {
         self.enter(Phase::bare(InstanceState::Starting, None)).await;
-        let options = WorkerOptions { instance: self.id.0, epoch: self.epoch.0, ..self.config.options.clone() };
+        let options = WorkerOptions { epoch: self.epoch.0, ..self.options.clone() };
         let mut child = match Child::spawn(&self.config.command, &options) {
             Ok(child) => child,
             Err(error) => return died(error, Duration::ZERO),
@@ -269,13 +298,14 @@ impl Keeper {
 
     /// Makes the phase visible: in the directory first, then as a row.
     async fn enter(&mut self, phase: Phase) {
-        let model = self.config.options.model_name.clone();
+        let (model, variant) = (self.options.model_name.clone(), self.options.variant.clone());
         let name = self.id.to_string();
         self.directory.put(InstanceEntry {
             id: self.id,
             name: name.clone(),
             epoch: self.epoch,
             model: model.clone(),
+            variant: variant.clone(),
             state: phase.state,
             client: phase.client,
             leases: self.leases.clone(),
@@ -293,6 +323,7 @@ impl Keeper {
             pid: phase.pid,
             detail: phase.detail,
             phase_us: i64::try_from(spent.as_micros()).ok(),
+            variant: Some(variant),
         };
         if timeout(PUBLISH_WAIT, self.sink.instance(row)).await.is_err() {
             tracing::warn!(instance = %self.id, state = phase.state.name(), "the bus is full; an instances row is lost");
@@ -336,6 +367,26 @@ async fn watch_health(client: &GrpcInstance, epoch: ProcessEpoch, config: &Super
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Scenario: variants of two and one workers over common options, and a worker beyond them; no variants at all.
+    /// Guarantees: the first numbers serve the first variant; what a variant leaves out is as the common options say.
+    #[test]
+    fn numbers_belong_to_variants() {
+        let config = config::load(None, config::Overrides::default()).unwrap();
+        let command = WorkerCommand { program: "evenkeel".into(), leading: vec![] };
+        let model = ServedModel { name: "m".into(), path: "m.gguf".into() };
+        let mut fleet = SupervisorConfig::new(&config, model, ([127, 0, 0, 1], 1).into(), command);
+        let seen = |fleet: &SupervisorConfig| -> Vec<String> {
+            let line = |o: WorkerOptions| format!("{} {} {:?} {:?}", o.variant, o.model, o.arithmetic, o.weights);
+            (0..4).map(|number| line(fleet.options_of(number))).collect()
+        };
+        assert_eq!(seen(&fleet), vec!["default m.gguf Int8 AsStored"; 4]);
+        fleet.variants = ["q8=weights:q8_0,workers:2", "exact=arithmetic:f32,file:other.gguf"]
+            .map(|text| config::parse_variant(text).unwrap())
+            .to_vec();
+        let q8 = "q8 m.gguf Int8 Q8";
+        assert_eq!(seen(&fleet), [q8, q8, "exact other.gguf F32 AsStored", q8]);
+    }
 
     /// Scenario: the clock stands still, goes back and jumps ahead. Guarantees: epochs strictly increase.
     #[test]

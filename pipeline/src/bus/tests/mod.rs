@@ -85,6 +85,7 @@ pub(super) fn row(number: u32) -> InstanceRow {
         pid: Some(number),
         detail: Some(format!("row {number}")),
         phase_us: None,
+        variant: Some("int8".to_string()),
     }
 }
 

@@ -56,6 +56,7 @@ fn decision(candidates: Vec<CandidateRow>) -> DecisionRow {
         view_as_of: Some(super::NOW - 1),
         saturation: None,
         candidates,
+        variant: Some("int8".into()),
     }
 }
 
@@ -76,6 +77,7 @@ fn request(error: Option<String>) -> RequestRow {
         total_us: Some(i64::MAX),
         finish_reason: None,
         error,
+        variant: None,
     }
 }
 

@@ -81,6 +81,7 @@ async fn served(options: &WorkerOptions) -> Served {
         instance: InstanceId(0),
         epoch: ProcessEpoch(7),
         model: "toy".into(),
+        variant: "default".into(),
         shape,
         step_time_max: PATIENCE,
     };

@@ -81,6 +81,7 @@ fn config(command: WorkerCommand, count: u32) -> SupervisorConfig {
         command,
         count,
         options: options(1.0),
+        variants: Vec::new(),
         start_timeout: PATIENCE,
         restart_backoff: Duration::from_millis(10),
         restart_backoff_max: Duration::from_millis(40),

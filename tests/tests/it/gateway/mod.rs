@@ -7,3 +7,4 @@ mod loss;
 mod shapes;
 mod structure;
 mod tools;
+mod variants;

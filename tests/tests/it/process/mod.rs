@@ -1,9 +1,10 @@
-//! A real server with real workers: loss of a worker, hang-ups, restarts, wrong starts, slow clients (SPEC X5).
+//! A real server with real workers: loss of a worker, hang-ups, restarts, wrong starts, slow clients, several variants (SPEC X5).
 
 mod clients;
 mod loss;
 mod starts;
 mod structure;
+mod variants;
 mod views;
 
 use futures::StreamExt;

@@ -48,7 +48,19 @@ fn wrong_starts_say_what_is_wrong() {
     fs::write(&broken, b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\0\0\0\0\0").unwrap();
     let broken = broken.display().to_string();
     let unknown = with_settings(folder.path(), "[workers]\nthread = 2\n");
-    let cases: [(&[&str], &[&str]); 7] = [
+    let variants = |name: &str, settings: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, format!("[[model.variants]]\nname = \"int8\"\n{settings}")).unwrap();
+        file.display().to_string()
+    };
+    let order = variants("order.toml", "[policy.variants]\nby_tier = { high = [\"int9\"] }\n");
+    let tenant = variants("tenant.toml", "[policy.variants.by_tenant]\nlocale = [\"int8\"]\n");
+    let key = variants("key.toml", "arithmetik = \"f32\"\n");
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&["--config", &order, "--data-dir", &data], &["by_tier.high = int9", "did you mean `int8`?"]),
+        (&["--config", &tenant, "--data-dir", &data], &["by_tenant = locale", "did you mean `local`?"]),
+        (&["--config", &key, "--data-dir", &data], &["arithmetik", "did you mean `model.variants.arithmetic`?"]),
+        (&["--variant", "q8=weight:q8_0", "--data-dir", &data], &["unknown key `weight`", "did you mean `weights`?"]),
         (&["--config", &unknown, "--data-dir", &data], &["unknown key `workers.thread`", "workers.threads"]),
         (&["--workers", "0", "--data-dir", &data], &["workers.count = 0", "1 to 256"]),
         (&["--listen", &busy, "--data-dir", &data], &[&busy, "server.listen", "another process"]),

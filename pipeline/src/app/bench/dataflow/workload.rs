@@ -140,6 +140,7 @@ fn life(number: u64, instance: u64, at: i64) -> Vec<RequestRow> {
         total_us: (event == "finished").then_some(300_000),
         finish_reason: (event == "finished").then(|| "length".into()),
         error: None,
+        variant: None,
     };
     let mut rows = vec![row(1, "arrived", 0), row(2, "dispatched", 0), row(3, "first_token", 1)];
     if number % 8 != 7 {
