@@ -1,8 +1,8 @@
 //! The operators of the dataflow: keyed state kept from streams of rows, on timely and differential.
 //!
 //! Entry points: [`views::build`] wires all operators on a worker and hands the changes of each complete epoch to a
-//! callback; the extension traits [`AtomLoad`], [`CacheIndex`], [`RequestDistribution`] and [`InstanceStates`] are the
-//! operators one by one; [`PrefixIndex`] is the concurrent reader side of the cache view.
+//! callback; the extension traits [`AtomLoad`], [`CacheIndex`], [`RequestDistribution`], [`InstanceStates`], [`Funnel`]
+//! and [`FunnelWindow`] are the operators one by one; [`PrefixIndex`] is the concurrent reader side of the cache view.
 //!
 //! Files: `rows` (inputs), `refused` (the error stream), `epochs` (the timely plumbing all operators share), one file
 //! per operator, `inputs` and `views` (assembly), `reference/` (a slow, plain twin of each operator, for tests).
@@ -15,6 +15,8 @@
 pub mod atom_load;
 pub mod cache_index;
 mod epochs;
+pub mod funnel;
+pub mod funnel_window;
 pub mod inputs;
 pub mod instance_state;
 pub mod load_total;
@@ -29,6 +31,11 @@ pub mod views;
 
 pub use atom_load::{AtomLoad, AtomLoadConfig, AtomLoads};
 pub use cache_index::{CacheHealth, CacheIndex, CacheIndexConfig, CacheIndexes, CacheKey, CacheTrust};
+pub use funnel::{
+    AskedRow, BlockChange, BlockRow, DecidedRow, EndedRow, Funnel, FunnelCase, FunnelConfig, FunnelPart, FunnelRow,
+    Funnels, LAYERS, LOSSES, Layer, Loss,
+};
+pub use funnel_window::{FunnelGroup, FunnelSums, FunnelWindow, FunnelWindowConfig, FunnelWindowRow};
 pub use inputs::{FeedConfig, FeedError, FlowInputs, FlowRows};
 pub use instance_state::{InstanceState, InstanceStateConfig, InstanceStates, InstanceStreams};
 pub use load_total::{ATOM_TOKENS, LoadKey, LoadTotal, atom_of};

@@ -13,6 +13,7 @@ pub enum Input {
     Kv,
     Traffic,
     Steps,
+    Funnel,
 }
 
 /// The field of an input row that was out of range.
@@ -33,6 +34,9 @@ pub enum Field {
     BlocksUsed,
     BlocksCached,
     StepUs,
+    BlockTokens,
+    Blocks,
+    NsPerToken,
 }
 
 impl Field {
@@ -54,6 +58,9 @@ impl Field {
             Self::BlocksUsed => "blocks_used",
             Self::BlocksCached => "blocks_cached",
             Self::StepUs => "step_us",
+            Self::BlockTokens => "block_tokens",
+            Self::Blocks => "blocks",
+            Self::NsPerToken => "ns_per_token",
         }
     }
 }
@@ -77,6 +84,8 @@ pub enum Refusal {
     InstancesFull { max_instances: u64 },
     /// `max_keys` groups are known: the rows of this new group were dropped.
     KeysFull { max_keys: u64 },
+    /// A request ended whose prompt never came: nothing can be told of it.
+    PromptMissing,
 }
 
 /// Rows of one cause in one epoch.
@@ -87,7 +96,8 @@ pub struct Refused {
     pub input: Input,
     /// The instance concerned; `None` where the input has none.
     pub instance: Option<u32>,
-    /// The request (load), the block hash (KV, full index), `model << 8 | tier` (traffic), the step (steps), or 0.
+    /// The request (load), the block hash (KV, full index), `model << 8 | tier` (traffic), the step (steps),
+    /// the low half of the request's id or the block hash (funnel), or 0.
     pub subject: u64,
     /// Rows or entries concerned; at least 1.
     pub rows: u64,
@@ -119,6 +129,7 @@ impl fmt::Display for Refusal {
             Self::KeysFull { max_keys } => {
                 write!(f, "max_keys = {max_keys} (model, tier) pairs are known; rows of this new one were dropped")
             }
+            Self::PromptMissing => write!(f, "its prompt never came, so nothing can be told of its cache hits"),
         }
     }
 }
@@ -130,6 +141,7 @@ impl fmt::Display for Refused {
             Input::Kv => "kv",
             Input::Traffic => "traffic",
             Input::Steps => "steps",
+            Input::Funnel => "funnel",
         };
         write!(f, "{input} row refused in epoch {} ({} in all, ", self.epoch, self.rows)?;
         if let Some(instance) = self.instance {

@@ -123,7 +123,7 @@ pub struct StepRow {
     pub step_us: u64,
 }
 
-fn within(field: Field, value: u64, range: std::ops::RangeInclusive<u64>) -> Result<(), Refusal> {
+pub(crate) fn within(field: Field, value: u64, range: std::ops::RangeInclusive<u64>) -> Result<(), Refusal> {
     if range.contains(&value) {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! Each operator against its slow twin after every epoch, on one and on two workers; then all of them assembled.
+//! Each operator against its slow twin after every epoch, on one and on several workers; then all of them assembled.
 //!
 //! Invariant: no test looks at a clock; random streams come from proptest, which prints and keeps failing seeds.
 // The lint exempts only functions marked as tests; all of this binary is one.
@@ -6,6 +6,8 @@
 
 mod atom_load;
 mod cache_index;
+mod funnel;
+mod funnel_window;
 mod harness;
 mod instance_state;
 mod prefix_index;
