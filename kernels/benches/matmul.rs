@@ -1,12 +1,10 @@
 //! Matrix products at the shapes of SmolLM2-135M: activations of f32 over stored weights beside int8 over packed ones,
-//! in turns, and the share of what the machine can do, measured in the same run (see `peaks`). `model` is one step of
+//! in turns, and the share of what the machine can do, measured in the same run (see `kernels::Limits`). `model` is one step of
 //! all its matrices: 85 MB of weights, more than a cache holds; its vocabulary is multiplied with 16 tokens at most.
 //!
 //! Best of some rounds; the median beside it says how quiet the machine was. The last line printed is one JSON object.
 //! `--quick`: short rounds, one number of threads. `case=TEXT`: only cases with the text in their name. Other arguments
 //! are ignored (`cargo bench` passes some).
-
-mod peaks;
 
 use std::{
     cell::RefCell,
@@ -14,10 +12,9 @@ use std::{
 };
 
 use kernels::{
-    Device, Dtype, PackedMatrix, Rows, Weight, WeightMatrix,
+    Device, Dtype, Limits, PackedMatrix, Rows, Weight, WeightMatrix,
     ops::matmul::{Product, matmul},
 };
-use peaks::Peaks;
 
 /// A matrix in both orders.
 struct Matrix {
@@ -136,10 +133,10 @@ fn main() {
     steps.push(("model".into(), model));
 
     let most = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut cases = Vec::new();
+    let (start, mut cases) = (Instant::now(), Vec::new());
     for threads in if quick || most == 1 { vec![most] } else { vec![1, most] } {
-        let (device, peaks) = (Device::new(threads), Peaks::measure(threads));
-        println!("{threads} threads, {:?}: {peaks:.1?}", device.isa());
+        let (device, limits) = (Device::new(threads), Limits::measure(threads, &|| start.elapsed().as_secs_f64()));
+        println!("{threads} threads, {:?}: {limits:.1?}", device.isa());
         for (name, step) in &steps {
             for tokens in [1, 8, 16, MOST_TOKENS] {
                 let label = format!("{name} tokens={tokens} threads={threads}");
@@ -156,7 +153,7 @@ fn main() {
                         }
                     }
                 }
-                cases.push(report(&label, (step, tokens), times, peaks));
+                cases.push(report(&label, (step, tokens), times, limits));
             }
         }
     }
@@ -168,14 +165,14 @@ fn main() {
 }
 
 /// Prints a case and gives it as JSON.
-fn report(label: &str, (step, tokens): (&Step<'_>, usize), times: [Vec<f64>; 2], peaks: Peaks) -> String {
+fn report(label: &str, (step, tokens): (&Step<'_>, usize), times: [Vec<f64>; 2], limits: Limits) -> String {
     let matrices = || step.iter().flatten();
     let operations: usize =
         matrices().map(|matrix| 2 * matrix.shape[0] * matrix.shape[1] * tokens_of(matrix, tokens)).sum();
     let bytes: usize = matrices().map(|matrix| matrix.packed.len_bytes()).sum();
     let [f32_times, [int8, median]] = times.map(best);
     let (gops, gbytes) = (operations as f64 / int8 / 1e9, bytes as f64 / int8 / 1e9);
-    let (of_int8, of_memory) = (gops / peaks.int8_gops, gbytes / peaks.memory_gbytes);
+    let (of_int8, of_memory) = (gops / limits.int8_gops, gbytes / limits.memory_gbytes);
     println!(
         "{label:46} f32 {:9.1} us, int8 {:9.1} us (median {:9.1}), {:5.2}x, {gops:6.1} Gop/s ({:3.0} % of int8), {gbytes:5.1} GB/s ({:3.0} % of memory)",
         f32_times[0] * 1e6,
@@ -192,8 +189,8 @@ fn report(label: &str, (step, tokens): (&Step<'_>, usize), times: [Vec<f64>; 2],
         f32_times[0] * 1e6,
         int8 * 1e6,
         median * 1e6,
-        gops / peaks.f32_gflops,
-        gbytes / peaks.l3_gbytes,
-        gbytes / peaks.l2_gbytes,
+        gops / limits.f32_gflops,
+        gbytes / limits.l3_gbytes,
+        gbytes / limits.l2_gbytes,
     )
 }

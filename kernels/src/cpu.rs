@@ -11,6 +11,7 @@ pub(crate) mod dot;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod int8;
+pub(crate) mod limits;
 pub(crate) mod matmul;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

@@ -9,6 +9,7 @@
 //! | `encode` | f32 to stored weights, for models that are requantised at load |
 //! | `packed` | quantised weights in the order that the int8 bodies of `cpu/int8` read |
 //! | `device` | a thread pool and an instruction set |
+//! | `cpu/limits` | what the machine can do at most, for benches |
 //!
 //! Invariants: shapes are checked before any arithmetic ([`KernelError`]), so no kernel reads out of range. A row of a
 //! result depends on that row's inputs alone and its sums run in one fixed order: results are bit-identical whatever
@@ -30,6 +31,7 @@ pub mod packed;
 pub mod reference;
 pub mod tensor;
 
+pub use cpu::limits::Limits;
 pub use device::{Device, Isa};
 pub use dtype::Dtype;
 pub use error::KernelError;

@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-pub use kernels::ops::attention::KvDtype;
 use kernels::{
     Device,
     ops::attention::{AttentionSlot, KvLayout},
 };
+pub use kernels::{Limits, ops::attention::KvDtype};
 
 use crate::{
     model::{

@@ -2,27 +2,34 @@
 //!
 //! Prefill of two lengths, decode at three batches, peak memory with KV for the same number of tokens, and the share of
 //! scheduling in a step. Decode starts from one token of context on both sides. `--peer-model` adds llama.cpp on its
-//! fastest format of the model. The machine's limit for decode is the speed at which the same number of threads read
-//! memory, over the bytes of the weights. Invariant: an unknown figure is null. Memory: one process a side and
-//! [`memory::READ_BYTES`].
+//! fastest format of the model. Beside each figure stands the most that this machine can do (`roofline`), from limits
+//! measured in the same rounds on as many threads. Invariants: an unknown figure is null; who has no turn is stopped, so
+//! that no waiting thread of it runs. Memory: one process a side and 256 MiB a thread.
 
-mod memory;
 mod ours;
 mod peer;
+mod roofline;
 
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use engine::model::{Arithmetic, Model};
+use engine::{
+    model::{Arithmetic, Model},
+    runner::cpu::Limits,
+};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-pub(super) use self::ours::{SideOptions, answer};
 use self::{
     ours::{OurEngine, Question},
     peer::Peer,
+    roofline::Work,
+};
+pub(super) use self::{
+    ours::{SideOptions, answer},
+    peer::{PeerSideOptions, become_peer},
 };
 use super::figures::{median, paired_ratio, peak_bytes, print_json, profile};
 use crate::{
@@ -54,7 +61,8 @@ pub struct EngineOptions {
     /// Compute threads of each side; without it all the machine has
     #[arg(long)]
     threads: Option<usize>,
-    /// Two rounds (one if the machine is slow) of fewer tokens instead of five: under 50 s on an idle machine
+    /// Two rounds (one if the machine is slow) of fewer tokens instead of five: under 50 s on an idle machine with one
+    /// peer, half as much again with --peer-model
     #[arg(long)]
     quick: bool,
 }
@@ -104,7 +112,6 @@ struct Report {
 }
 
 pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
-    let started = Instant::now();
     let path = model_path(&options.model)?;
     let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let mut ours = OurEngine::start(&path, threads)?;
@@ -114,14 +121,71 @@ pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
     if peer.is_none() {
         println!("peer absent: give --peer PATH-OF-llama-server to compare with llama.cpp");
     }
+    let measured = measure(&options, threads, (&mut ours, [peer.as_mut(), fast.as_mut()]))?;
+    // Before the scheduler's figure, which takes memory that nothing else does.
+    let memories = [Some(ours.pid()), peer.as_ref().map(Peer::pid), fast.as_ref().map(Peer::pid)];
+    let [own, theirs, fastest] = memories.map(|pid| pid.and_then(|pid| peak_bytes(pid).ok()).map(|bytes| bytes as f64));
+    let share = ours.ask(Question::SchedulerShare { sequences: SCHEDULED })?;
+    let model = Model::load(&path, Arithmetic::F32)?;
+    let work = Work::new(model.config(), model.vocab(), model.weight_bytes());
+    let mut figures = Map::new();
+    for (case, samples) in &measured.samples {
+        show(*case, (samples, &measured.limits), &work, &mut figures);
+    }
+    let ratio = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs?);
+    let limit = |of: fn(&Limits) -> f64| median(&measured.limits.iter().map(of).collect::<Vec<_>>());
+    let further = json!({
+        "peak_memory_mib": own.map(mib), "peer_peak_memory_mib": theirs.map(mib),
+        "peak_memory_ratio": ratio(own, theirs), "peak_memory_over_peer_model_ratio": ratio(own, fastest),
+        "int8_gops": limit(|limits| limits.int8_gops), "f32_gflops": limit(|limits| limits.f32_gflops),
+        "l3_gb_per_second": limit(|limits| limits.l3_gbytes),
+        "memory_gb_per_second": limit(|limits| limits.memory_gbytes),
+        "scheduler_share_256": share,
+    });
+    println!(
+        "this machine on {threads} threads: int8 {} Gop/s, f32 {} GFLOP/s, third-level cache {} GB/s, memory {} GB/s",
+        text(limit(|limits| limits.int8_gops)),
+        text(limit(|limits| limits.f32_gflops)),
+        text(limit(|limits| limits.l3_gbytes)),
+        text(limit(|limits| limits.memory_gbytes)),
+    );
+    println!("peak memory: ours {} MiB, peer {} MiB", text(own.map(mib)), text(theirs.map(mib)));
+    println!("scheduling at {SCHEDULED} sequences: {:.2} % of a step", share * 100.0);
+    figures.extend(further.as_object().cloned().unwrap_or_default());
+    print_json(&Report {
+        bench: "engine",
+        profile: profile(),
+        quick: options.quick,
+        model: path.display().to_string(),
+        peer: peer.as_mut().map(Peer::build).transpose()?,
+        peer_model: options.peer_model,
+        threads,
+        rounds: measured.limits.len(),
+        context_tokens: CONTEXT_TOKENS,
+        weight_bytes: model.weight_bytes(),
+        figures,
+    })
+}
+
+/// What the rounds gave.
+struct Measured {
+    samples: Vec<(Case, Samples)>,
+    /// One a round.
+    limits: Vec<Limits>,
+}
+
+fn measure(
+    options: &EngineOptions,
+    threads: usize,
+    (ours, mut peers): (&mut OurEngine, [Option<&mut Peer>; 2]),
+) -> anyhow::Result<Measured> {
+    let started = Instant::now();
     let decode_tokens = if options.quick { 24 } else { 64 };
-    let buffer = memory::buffer();
-    let mut read_speeds = Vec::new();
-    let mut samples: Vec<(Case, Samples)> = Case::all().into_iter().map(|case| (case, Samples::default())).collect();
     let rounds = if options.quick { 2 } else { 5 };
-    let measuring = Instant::now();
+    let mut samples: Vec<(Case, Samples)> = Case::all().into_iter().map(|case| (case, Samples::default())).collect();
+    let mut limits = Vec::new();
     for round in 0..rounds {
-        let next_ends = started.elapsed() + measuring.elapsed() / round.max(1) as u32;
+        let next_ends = started.elapsed() + started.elapsed() / round.max(1);
         if options.quick && round > 0 && next_ends > QUICK_TIME_MAX {
             break;
         }
@@ -131,7 +195,7 @@ pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
                 Case::Decode(sequences) => Question::Decode { sequences, tokens: decode_tokens },
             };
             samples.ours.push(ours.ask(question)?);
-            for (peer, speeds) in [(&mut peer, &mut samples.peer), (&mut fast, &mut samples.fast)] {
+            for (peer, speeds) in peers.iter_mut().zip([&mut samples.peer, &mut samples.fast]) {
                 if let Some(peer) = peer {
                     speeds.push(match *case {
                         Case::Prefill(tokens) => peer.prefill(tokens)?,
@@ -140,43 +204,10 @@ pub(super) fn run(options: EngineOptions) -> anyhow::Result<()> {
                 }
             }
         }
-        read_speeds.push(memory::read_bytes_per_second(&buffer, threads)?);
+        limits.push(Limits::measure(threads, &|| started.elapsed().as_secs_f64()));
+        eprintln!("round {} of {rounds} done after {:.0?}", round + 1, started.elapsed());
     }
-    // Before the scheduler's figure, which takes memory that nothing else does.
-    let memories = [Some(ours.pid()), peer.as_ref().map(Peer::pid), fast.as_ref().map(Peer::pid)];
-    let [own, theirs, fastest] = memories.map(|pid| pid.and_then(|pid| peak_bytes(pid).ok()).map(|bytes| bytes as f64));
-    let share = ours.ask(Question::SchedulerShare { sequences: SCHEDULED })?;
-    let weight_bytes = Model::load(&path, Arithmetic::F32)?.weight_bytes();
-    let mut figures = Map::new();
-    for (case, samples) in &samples {
-        show(*case, samples, &mut figures);
-    }
-    let ratio = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs?);
-    let decode = samples.iter().find(|(case, _)| *case == Case::Decode(1)).map_or(&[][..], |(_, s)| &s.ours);
-    let read: Vec<f64> = decode.iter().map(|speed| speed * weight_bytes as f64).collect();
-    let further = json!({
-        "peak_memory_mib": own.map(mib), "peer_peak_memory_mib": theirs.map(mib),
-        "peak_memory_ratio": ratio(own, theirs), "peak_memory_over_peer_model_ratio": ratio(own, fastest),
-        "memory_read_gb_per_second": median(&read_speeds).map(|bytes| bytes / 1e9),
-        "decode_share_of_memory_read_ratio": paired_ratio(&read, &read_speeds),
-        "scheduler_share_256": share,
-    });
-    println!("peak memory: ours {}, peer {}", text(own.map(mib)), text(theirs.map(mib)));
-    println!("scheduling at {SCHEDULED} sequences: {:.2} % of a step", share * 100.0);
-    figures.extend(further.as_object().cloned().unwrap_or_default());
-    print_json(&Report {
-        bench: "engine",
-        profile: profile(),
-        quick: options.quick,
-        model: path.display().to_string(),
-        peer: peer.as_ref().map(Peer::build).transpose()?,
-        peer_model: options.peer_model,
-        threads,
-        rounds: read_speeds.len(),
-        context_tokens: CONTEXT_TOKENS,
-        weight_bytes,
-        figures,
-    })
+    Ok(Measured { samples, limits })
 }
 
 fn mib(bytes: f64) -> f64 {
@@ -196,20 +227,31 @@ pub(in crate::app) fn model_path(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// Prints a case and keeps its figures: medians over rounds; ratios are medians of the rounds' own.
-fn show(case: Case, samples: &Samples, figures: &mut Map<String, Value>) {
+fn show(case: Case, (samples, limits): (&Samples, &[Limits]), work: &Work, figures: &mut Map<String, Value>) {
     let name = case.name();
     let (ours, peer) = (median(&samples.ours), median(&samples.peer));
     let (ratio, fast) = (paired_ratio(&samples.ours, &samples.peer), paired_ratio(&samples.ours, &samples.fast));
+    let most: Vec<f64> = limits
+        .iter()
+        .map(|limits| match case {
+            Case::Prefill(tokens) => work.prefill_tokens_per_second(tokens, limits),
+            Case::Decode(sequences) => work.decode_tokens_per_second(sequences, limits),
+        })
+        .collect();
+    let share = paired_ratio(&samples.ours, &most);
     println!(
-        "{name}: ours {} tokens/s, peer {} (ratio {}), peer's fastest format {} (ratio {})",
+        "{name}: ours {} tokens/s ({} of the roofline), peer {} (ratio {}), peer's fastest format {} (ratio {})",
         text(ours),
+        text(share),
         text(peer),
         text(ratio),
         text(median(&samples.fast)),
         text(fast),
     );
     figures.insert(format!("{name}_tokens_per_second"), json!(ours));
+    figures.insert(format!("{name}_roofline_share"), json!(share));
     figures.insert(format!("peer_{name}_tokens_per_second"), json!(peer));
+    figures.insert(format!("peer_model_{name}_tokens_per_second"), json!(median(&samples.fast)));
     figures.insert(format!("{name}_ratio"), json!(ratio));
     figures.insert(format!("{name}_over_peer_model_ratio"), json!(fast));
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `gateway` | what the gateway adds to a call of a worker, in time and CPU |
 //! | `dataflow` | events absorbed a second against a plain program; time from an event to the view |
-//! | `engine` | tokens a second against llama.cpp on the same file, and against the memory's speed |
+//! | `engine` | tokens a second against llama.cpp on the same file, and against the machine's limits |
 //! | `figures` | medians, percentiles, CPU time of a process |
 //!
 //! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name.
@@ -28,6 +28,9 @@ pub enum Bench {
     /// Our side of `engine`, started by it
     #[command(hide = true)]
     EngineSide(engine::SideOptions),
+    /// The peer's side of `engine`, started by it
+    #[command(hide = true)]
+    PeerSide(engine::PeerSideOptions),
 }
 
 /// Measures and prints; the last line on stdout is one JSON object.
@@ -37,5 +40,6 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Dataflow(options) => dataflow::run(options),
         Bench::Engine(options) => engine::run(options),
         Bench::EngineSide(options) => engine::answer(&options),
+        Bench::PeerSide(options) => engine::become_peer(options),
     }
 }

@@ -1,17 +1,22 @@
 //! llama.cpp's `llama-server`, asked over HTTP with the same prompts, lengths and threads.
 //!
-//! Times are the server's own (`timings` of an answer), so HTTP is not counted against it. Cost: one process a peer,
-//! alive to the end of the bench, with KV for [`CONTEXT_TOKENS`]. Bound: [`START_MAX`] to load the model.
+//! Times are the server's own (`timings` of an answer), so HTTP is not counted against it. The server is stopped
+//! (`SIGSTOP`) but for its turns, and ends with this process, however that ends: it is started through
+//! `bench peer-side`, which asks the kernel for that and becomes the server. Cost: one process a peer, with KV for
+//! [`CONTEXT_TOKENS`]. Bounds: [`START_MAX`] to load the model, [`ANSWER_MAX`] for an answer; then the bench ends with an
+//! error.
 
 use std::{
     net::TcpListener,
-    path::Path,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, ensure};
 use futures::future::try_join_all;
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -20,6 +25,22 @@ use super::{BATCHES, CONTEXT_TOKENS};
 use crate::app::driver::prompt_tokens;
 
 const START_MAX: Duration = Duration::from_secs(60);
+const ANSWER_MAX: Duration = Duration::from_secs(120);
+
+/// Options of `bench peer-side`.
+#[derive(clap::Args)]
+pub struct PeerSideOptions {
+    program: PathBuf,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<std::ffi::OsString>,
+}
+
+/// Becomes the peer's program, to be killed when the process that started this one ends.
+pub(in crate::app::bench) fn become_peer(options: PeerSideOptions) -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let error = Command::new(&options.program).args(options.arguments).exec();
+    Err(error).with_context(|| format!("--peer = {}: cannot be started", options.program.display()))
+}
 
 /// See the file's header. Dropping it ends the server.
 pub(super) struct Peer {
@@ -54,7 +75,9 @@ impl Peer {
         let shown = program.display();
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let slots = BATCHES.into_iter().max().unwrap_or(1);
-        let child = Command::new(program)
+        let child = Command::new(std::env::current_exe()?)
+            .args(["bench", "peer-side"])
+            .arg(program)
             .arg("-m")
             .arg(model)
             .args(["-t", &threads.to_string(), "-c", &CONTEXT_TOKENS.to_string(), "-np", &slots.to_string()])
@@ -64,13 +87,14 @@ impl Peer {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .with_context(|| format!("--peer = {shown}: cannot be started"))?;
+            .context("cannot start the peer's process")?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let url = format!("http://127.0.0.1:{port}");
         // The server closes idle connections while ours takes its turn.
-        let client = reqwest::Client::builder().pool_max_idle_per_host(0).build()?;
+        let client = reqwest::Client::builder().pool_max_idle_per_host(0).timeout(ANSWER_MAX).build()?;
         let mut peer = Peer { child, url, client, runtime, prompts: 0 };
         peer.wait_until_healthy().with_context(|| format!("--peer = {shown}: expected llama.cpp's llama-server"))?;
+        peer.signal(Signal::STOP)?;
         Ok(peer)
     }
 
@@ -79,7 +103,8 @@ impl Peer {
     }
 
     /// What the server calls its build.
-    pub(super) fn build(&self) -> anyhow::Result<String> {
+    pub(super) fn build(&mut self) -> anyhow::Result<String> {
+        self.signal(Signal::CONT)?;
         let request = self.client.get(format!("{}/props", self.url));
         let props: Props = self.runtime.block_on(async { request.send().await?.json().await })?;
         Ok(format!("llama.cpp {}", props.build_info))
@@ -111,12 +136,19 @@ impl Peer {
             async move { anyhow::Ok(request.send().await?.error_for_status()?.json::<Completion>().await?.timings) }
         });
         let calls: Vec<_> = calls.collect();
+        self.signal(Signal::CONT)?;
         let timings = self.runtime.block_on(try_join_all(calls)).context("the peer did not answer")?;
+        self.signal(Signal::STOP)?;
         for timing in &timings {
             let done = (timing.prompt_n, timing.predicted_n);
             ensure!(done == (prompt, tokens), "the peer computed {done:?} tokens; expected {:?}", (prompt, tokens));
         }
         Ok(timings)
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("the peer has no process id")?;
+        kill_process(pid, signal).context("the peer has ended")
     }
 
     fn wait_until_healthy(&mut self) -> anyhow::Result<()> {

@@ -1,18 +1,17 @@
-//! What this machine can do, measured in the same run on as many threads as the kernels use: multiply-adds of f32 and of
-//! int8 that stay in registers, and reads of 192 KiB (second-level cache), 8 MiB (third-level) and 256 MiB (memory) a
-//! thread. Each is the best of some rounds. Cost: a quarter of a second a call, 256 MiB a thread.
+//! What this machine can do on as many threads as the kernels use: multiply-adds of f32 and of int8 that stay in
+//! registers, and reads of 192 KiB (second-level cache), 8 MiB (third-level) and 256 MiB (memory) a thread. The limits
+//! that benches compare with (E's rooflines); each is the best of some rounds.
+//!
+//! Invariant: the loops do what the fast bodies do, without loads and scales, in the instruction set they would use.
+//! Cost: a quarter of a second a call and 256 MiB a thread, given back at its end.
 
-use std::{
-    hint::black_box,
-    sync::Barrier,
-    time::{Duration, Instant},
-};
+use std::{hint::black_box, sync::Barrier};
 
-use kernels::Isa;
+use crate::Isa;
 
-/// Of `threads` threads together; operations count a multiplication and an addition each.
-#[derive(Debug, Clone, Copy)]
-pub struct Peaks {
+/// Of `threads` threads together; operations count a multiplication and an addition each. In 10⁹ a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
     pub f32_gflops: f64,
     pub int8_gops: f64,
     pub l2_gbytes: f64,
@@ -20,19 +19,22 @@ pub struct Peaks {
     pub memory_gbytes: f64,
 }
 
-impl Peaks {
-    pub fn measure(threads: usize) -> Self {
+impl Limits {
+    /// `seconds` reads a clock that never goes back.
+    pub fn measure(threads: usize, seconds: &(dyn Fn() -> f64 + Sync)) -> Self {
         const TURNS: usize = 20_000;
+        let threads = threads.max(1);
         let read = |words: usize, rounds: usize| {
             let memory: Vec<Vec<u64>> = (0..threads).map(|_| vec![1; words]).collect();
             let times = (4 << 20) / words.min(4 << 20);
             let work = (words * 8 * times * threads) as f64;
-            work / 1e9 / together(threads, rounds, |thread| (0..times).for_each(|_| sum(&memory[thread])))
+            let body = |thread: usize| (0..times).for_each(|_| sum(&memory[thread]));
+            work / 1e9 / together(threads, rounds, (seconds, &body))
         };
         let operations = |lanes: usize| (2 * TURNS * lanes * threads) as f64 / 1e9;
         Self {
-            f32_gflops: operations(f32_lanes()) / together(threads, 20, |_| f32_loop(TURNS)),
-            int8_gops: operations(int8_lanes()) / together(threads, 20, |_| int8_loop(TURNS)),
+            f32_gflops: operations(f32_lanes()) / together(threads, 20, (seconds, &|_| f32_loop(TURNS))),
+            int8_gops: operations(int8_lanes()) / together(threads, 20, (seconds, &|_| int8_loop(TURNS))),
             l2_gbytes: read(24 << 10, 10),
             l3_gbytes: read(1 << 20, 10),
             memory_gbytes: read(32 << 20, 3),
@@ -40,27 +42,37 @@ impl Peaks {
     }
 }
 
-/// Best seconds of `rounds` in which every thread runs `body` once; the slowest thread counts.
-fn together(threads: usize, rounds: usize, body: impl Fn(usize) + Sync) -> f64 {
+type Clock<'a> = &'a (dyn Fn() -> f64 + Sync);
+
+/// Best seconds of `rounds` in which every thread runs the body once; the slowest thread counts.
+fn together(threads: usize, rounds: usize, (seconds, body): (Clock<'_>, &(dyn Fn(usize) + Sync))) -> f64 {
     let barrier = Barrier::new(threads);
     let round = |thread: usize| {
         body(thread);
         let mut all = Vec::new();
         for _ in 0..rounds {
             barrier.wait();
-            let start = Instant::now();
+            let start = seconds();
             body(thread);
-            all.push(start.elapsed());
+            all.push(seconds() - start);
         }
         all
     };
-    let times: Vec<Vec<Duration>> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || round(thread))).collect();
-        handles.into_iter().map(|handle| handle.join().expect("a peak's loop does not panic")).collect()
+    let times: Vec<Vec<f64>> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn({
+                    let round = &round;
+                    move || round(thread)
+                })
+            })
+            .collect();
+        handles.into_iter().map(|handle| handle.join().expect("invariant: a limit's loop does not panic")).collect()
     });
     (0..rounds)
-        .map(|index| times.iter().map(|thread| thread[index].as_secs_f64()).fold(0.0, f64::max))
+        .map(|index| times.iter().map(|thread| thread[index]).fold(0.0, f64::max))
         .fold(f64::INFINITY, f64::min)
+        .max(f64::MIN_POSITIVE)
 }
 
 fn sum(memory: &[u64]) {
