@@ -155,7 +155,7 @@ impl Peer {
         let started = Instant::now();
         loop {
             let request = self.client.get(format!("{}/health", self.url));
-            let answer = self.runtime.block_on(request.send());
+            let answer = self.runtime.block_on(async { request.send().await });
             if answer.is_ok_and(|answer| answer.status().is_success()) {
                 return Ok(());
             }
