@@ -1,8 +1,8 @@
 //! The operators of the dataflow: keyed state kept from streams of rows, on timely and differential.
 //!
 //! Entry points: [`views::build`] wires all operators on a worker and hands the changes of each complete epoch to a
-//! callback; the extension traits [`AtomLoad`], [`CacheIndex`], [`RequestDistribution`], [`InstanceStates`], [`Funnel`]
-//! and [`FunnelWindow`] are the operators one by one; [`PrefixIndex`] is the concurrent reader side of the cache view.
+//! callback; the extension traits [`AtomLoad`], [`CacheIndex`], [`RequestDistribution`], [`InstanceStates`], [`Funnel`],
+//! [`FunnelWindow`] and [`Diagnosis`] are the operators one by one; [`PrefixIndex`] is the concurrent reader side of the cache view.
 //!
 //! Files: `rows` (inputs), `refused` (the error stream), `epochs` (the timely plumbing all operators share), one file
 //! per operator, `inputs` and `views` (assembly), `reference/` (a slow, plain twin of each operator, for tests).
@@ -14,6 +14,7 @@
 //! This crate must not know: clocks, environment, threads and channels, Arrow, JSON, the engine, queries or policies.
 pub mod atom_load;
 pub mod cache_index;
+pub mod diagnosis;
 mod epochs;
 pub mod funnel;
 pub mod funnel_window;
@@ -31,6 +32,10 @@ pub mod views;
 
 pub use atom_load::{AtomLoad, AtomLoadConfig, AtomLoads};
 pub use cache_index::{CacheHealth, CacheIndex, CacheIndexConfig, CacheIndexes, CacheKey, CacheTrust};
+pub use diagnosis::{
+    DiagnosedRequest, DiagnosedStep, Diagnoses, Diagnosis, DiagnosisConfig, DiagnosisInput, DiagnosisRow, Verdict,
+    WorstStep,
+};
 pub use funnel::{
     AskedRow, BlockChange, BlockRow, DecidedRow, EndedRow, Funnel, FunnelCase, FunnelConfig, FunnelPart, FunnelRow,
     Funnels, LAYERS, LOSSES, Layer, Loss,

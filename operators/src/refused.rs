@@ -14,6 +14,7 @@ pub enum Input {
     Traffic,
     Steps,
     Funnel,
+    Diagnosis,
 }
 
 /// The field of an input row that was out of range.
@@ -37,6 +38,8 @@ pub enum Field {
     BlockTokens,
     Blocks,
     NsPerToken,
+    TotalUs,
+    QueueUs,
 }
 
 impl Field {
@@ -61,6 +64,8 @@ impl Field {
             Self::BlockTokens => "block_tokens",
             Self::Blocks => "blocks",
             Self::NsPerToken => "ns_per_token",
+            Self::TotalUs => "total_us",
+            Self::QueueUs => "queue_us",
         }
     }
 }
@@ -142,6 +147,7 @@ impl fmt::Display for Refused {
             Input::Traffic => "traffic",
             Input::Steps => "steps",
             Input::Funnel => "funnel",
+            Input::Diagnosis => "diagnosis",
         };
         write!(f, "{input} row refused in epoch {} ({} in all, ", self.epoch, self.rows)?;
         if let Some(instance) = self.instance {

@@ -35,9 +35,13 @@ impl StepFit {
 
 /// The columns and the seconds of a step; `None` if it computed nothing or took no time.
 pub(crate) fn sample(row: &StepRow) -> Option<([f64; 3], f64)> {
-    let idle = row.decode_tokens == 0 && row.prefill_tokens == 0;
-    let columns = [1.0, f64::from(row.decode_tokens) / SCALE[1], f64::from(row.prefill_tokens) / SCALE[2]];
-    (!idle && row.step_us > 0).then(|| (columns, row.step_us as f64 / 1e6))
+    content(row.decode_tokens, row.prefill_tokens, row.step_us)
+}
+
+fn content(decode_tokens: u32, prefill_tokens: u32, step_us: u64) -> Option<([f64; 3], f64)> {
+    let idle = decode_tokens == 0 && prefill_tokens == 0;
+    let columns = [1.0, f64::from(decode_tokens) / SCALE[1], f64::from(prefill_tokens) / SCALE[2]];
+    (!idle && step_us > 0).then(|| (columns, step_us as f64 / 1e6))
 }
 
 /// Coefficients of scaled columns, seconds, as a fit.
@@ -64,7 +68,12 @@ impl StepRegression {
     }
 
     pub fn add(&mut self, row: &StepRow) {
-        let Some((columns, seconds)) = sample(row) else { return };
+        self.learn(row.decode_tokens, row.prefill_tokens, row.step_us);
+    }
+
+    /// One step by its content.
+    pub fn learn(&mut self, decode_tokens: u32, prefill_tokens: u32, step_us: u64) {
+        let Some((columns, seconds)) = content(decode_tokens, prefill_tokens, step_us) else { return };
         self.samples += 1;
         self.weight = self.weight * self.forgetting + 1.0;
         for (at, column) in columns.iter().enumerate() {
@@ -73,8 +82,8 @@ impl StepRegression {
             }
             self.products[at] = self.products[at] * self.forgetting + column * seconds;
         }
-        if row.prefill_tokens > 0 {
-            let tokens = f64::from(row.prefill_tokens);
+        if prefill_tokens > 0 {
+            let tokens = f64::from(prefill_tokens);
             self.prefill.0 = self.prefill.0 * self.forgetting + seconds * tokens;
             self.prefill.1 = self.prefill.1 * self.forgetting + tokens * tokens;
         }

@@ -4,6 +4,7 @@
 //! Cost: linear scans and recomputation throughout. State: unbounded except where the bound is what is judged.
 pub mod atom_load;
 pub mod cache_index;
+pub mod diagnosis;
 pub mod funnel;
 pub mod funnel_window;
 pub mod instance_state;

@@ -6,6 +6,7 @@
 
 mod atom_load;
 mod cache_index;
+mod diagnosis;
 mod funnel;
 mod funnel_window;
 mod harness;
