@@ -10,7 +10,7 @@ use timely::dataflow::{InputHandleVec, Scope};
 
 use crate::{
     refused::{Input, Refusal, Refused},
-    rows::{KvRow, LoadRow, StepRow, TrafficRow},
+    rows::{KvRow, LoadRow, PromptRow, StepRow, TrafficRow},
     views::InputStreams,
 };
 
@@ -36,12 +36,17 @@ pub struct FlowRows {
     pub kv: Vec<KvRow>,
     pub traffic: Vec<TrafficRow>,
     pub steps: Vec<StepRow>,
+    pub prompts: Vec<PromptRow>,
 }
 
+/// Blocks of a prompt that count as one row, as they take as much memory.
+const BLOCKS_PER_ROW: usize = 16;
+
 impl FlowRows {
-    /// Rows in all.
+    /// Rows in all; a prompt counts as one row and one more for each 16 blocks.
     pub fn len(&self) -> usize {
-        self.load.len() + self.kv.len() + self.traffic.len() + self.steps.len()
+        let prompts = self.prompts.iter().map(|row| 1 + row.hashes.len() / BLOCKS_PER_ROW).sum::<usize>();
+        self.load.len() + self.kv.len() + self.traffic.len() + self.steps.len() + prompts
     }
 
     pub fn is_empty(&self) -> bool {
@@ -53,6 +58,7 @@ impl FlowRows {
         self.kv.append(&mut other.kv);
         self.traffic.append(&mut other.traffic);
         self.steps.append(&mut other.steps);
+        self.prompts.append(&mut other.prompts);
     }
 }
 
@@ -77,6 +83,7 @@ pub struct FlowInputs {
     kv: InputHandleVec<u64, KvRow>,
     traffic: InputHandleVec<u64, TrafficRow>,
     steps: InputHandleVec<u64, StepRow>,
+    prompts: InputHandleVec<u64, PromptRow>,
     late: InputHandleVec<u64, Refused>,
     /// Rows sent at the open epoch.
     open_rows: usize,
@@ -93,6 +100,7 @@ impl FlowInputs {
             kv: InputHandleVec::new(),
             traffic: InputHandleVec::new(),
             steps: InputHandleVec::new(),
+            prompts: InputHandleVec::new(),
             late: InputHandleVec::new(),
             open_rows: 0,
             ahead: BTreeMap::new(),
@@ -103,6 +111,7 @@ impl FlowInputs {
             kv: inputs.kv.to_stream(scope),
             traffic: inputs.traffic.to_stream(scope),
             steps: inputs.steps.to_stream(scope),
+            prompts: inputs.prompts.to_stream(scope),
             late: inputs.late.to_stream(scope),
         };
         (inputs, streams)
@@ -129,6 +138,7 @@ impl FlowInputs {
         send_all(&mut self.kv, &mut rows.kv);
         send_all(&mut self.traffic, &mut rows.traffic);
         send_all(&mut self.steps, &mut rows.steps);
+        send_all(&mut self.prompts, &mut rows.prompts);
         Ok(())
     }
 
@@ -153,6 +163,7 @@ impl FlowInputs {
             (Input::Kv, rows.kv.len()),
             (Input::Traffic, rows.traffic.len()),
             (Input::Steps, rows.steps.len()),
+            (Input::Prompts, rows.prompts.len()),
         ];
         self.send(rows)?;
         if epoch < open {
@@ -201,6 +212,7 @@ impl FlowInputs {
         self.kv.advance_to(epoch);
         self.traffic.advance_to(epoch);
         self.steps.advance_to(epoch);
+        self.prompts.advance_to(epoch);
         self.late.advance_to(epoch);
     }
 }

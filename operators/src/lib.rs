@@ -2,7 +2,8 @@
 //!
 //! Entry points: [`views::build`] wires all operators on a worker and hands the changes of each complete epoch to a
 //! callback; the extension traits [`AtomLoad`], [`CacheIndex`], [`RequestDistribution`], [`InstanceStates`], [`Funnel`],
-//! [`FunnelWindow`] and [`Diagnosis`] are the operators one by one; [`PrefixIndex`] is the concurrent reader side of the cache view.
+//! [`FunnelWindow`], [`Diagnosis`] and [`ReuseDistance`] are the operators one by one; [`PrefixIndex`] is the concurrent
+//! reader side of the cache view.
 //!
 //! Files: `rows` (inputs), `refused` (the error stream), `epochs` (the timely plumbing all operators share), one file
 //! per operator, `inputs` and `views` (assembly), `reference/` (a slow, plain twin of each operator, for tests).
@@ -15,16 +16,21 @@
 pub mod atom_load;
 pub mod cache_index;
 pub mod diagnosis;
+mod distinct_count;
 mod epochs;
 pub mod funnel;
 pub mod funnel_window;
 pub mod inputs;
 pub mod instance_state;
 pub mod load_total;
+mod lru_stack;
+mod miss_ratio;
 pub mod prefix_index;
 pub mod reference;
 pub mod refused;
 pub mod request_distribution;
+pub mod reuse_distance;
+mod reuse_stack;
 pub mod rows;
 pub mod step_regression;
 pub mod traffic_window;
@@ -44,10 +50,14 @@ pub use funnel_window::{FunnelGroup, FunnelSums, FunnelWindow, FunnelWindowConfi
 pub use inputs::{FeedConfig, FeedError, FlowInputs, FlowRows};
 pub use instance_state::{InstanceState, InstanceStateConfig, InstanceStates, InstanceStreams};
 pub use load_total::{ATOM_TOKENS, LoadKey, LoadTotal, atom_of};
+pub use miss_ratio::CurvePoint;
 pub use prefix_index::{PrefixIndex, PrefixIndexConfig, PrefixMatch};
 pub use refused::{Field, Input, Refusal, Refused};
 pub use request_distribution::{DistributionConfig, DistributionRow, Distributions, RequestDistribution, Span};
-pub use rows::{ArrivedRow, FinishedRow, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
+pub use reuse_distance::{
+    CurveGroup, CurveRow, Forgetting, ReuseCurves, ReuseDistance, ReuseDistanceConfig, ReuseDistances,
+};
+pub use rows::{ArrivedRow, FinishedRow, KvChange, KvRow, LoadEvent, LoadRow, PromptRow, StepRow, TrafficRow};
 pub use step_regression::StepFit;
 pub use traffic_window::{Quantiles, RELATIVE_ERROR};
 pub use views::{FlowConfig, FlowHandles, ViewChanges};

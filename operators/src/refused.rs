@@ -15,6 +15,7 @@ pub enum Input {
     Steps,
     Funnel,
     Diagnosis,
+    Prompts,
 }
 
 /// The field of an input row that was out of range.
@@ -91,6 +92,8 @@ pub enum Refusal {
     KeysFull { max_keys: u64 },
     /// A request ended whose prompt never came: nothing can be told of it.
     PromptMissing,
+    /// `max_groups` tiers, models and tenants have a curve: the rows of this one count only in the curve of all.
+    GroupsFull { max_groups: u64 },
 }
 
 /// Rows of one cause in one epoch.
@@ -102,7 +105,8 @@ pub struct Refused {
     /// The instance concerned; `None` where the input has none.
     pub instance: Option<u32>,
     /// The request (load), the block hash (KV, full index), `model << 8 | tier` (traffic), the step (steps),
-    /// the low half of the request's id or the block hash (funnel), or 0.
+    /// the low half of the request's id or the block hash (funnel), the request or the group without room
+    /// (prompts: 1, 2 or 3 for tier, model or tenant `<< 32 |` its number), or 0.
     pub subject: u64,
     /// Rows or entries concerned; at least 1.
     pub rows: u64,
@@ -135,6 +139,12 @@ impl fmt::Display for Refusal {
                 write!(f, "max_keys = {max_keys} (model, tier) pairs are known; rows of this new one were dropped")
             }
             Self::PromptMissing => write!(f, "its prompt never came, so nothing can be told of its cache hits"),
+            Self::GroupsFull { max_groups } => {
+                write!(
+                    f,
+                    "max_groups = {max_groups} tiers, models and tenants have a curve; this one counts only in that of all"
+                )
+            }
         }
     }
 }
@@ -148,6 +158,7 @@ impl fmt::Display for Refused {
             Input::Steps => "steps",
             Input::Funnel => "funnel",
             Input::Diagnosis => "diagnosis",
+            Input::Prompts => "prompts",
         };
         write!(f, "{input} row refused in epoch {} ({} in all, ", self.epoch, self.rows)?;
         if let Some(instance) = self.instance {

@@ -94,6 +94,23 @@ pub enum TrafficRow {
     Finished(FinishedRow),
 }
 
+/// The prompt of a request, in blocks (C5, X4). Ordered by time of arrival.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PromptRow {
+    /// Microseconds since the Unix epoch.
+    pub at_us: i64,
+    pub request: u64,
+    pub model: u32,
+    pub tier: u8,
+    pub tenant: u32,
+    pub prompt_tokens: u32,
+    /// Length of a block; at least 1.
+    pub block_tokens: u32,
+    /// Chained hashes of the prompt's blocks from its start; at most as many as it takes to cover the prompt. The last block
+    /// of a prompt may be a part of one.
+    pub hashes: Vec<u64>,
+}
+
 /// What one engine step reported (B1, D4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StepRow {
@@ -157,6 +174,22 @@ impl KvRow {
             KvChange::Removed { level, .. } => within(Field::Level, level.into(), 0..=u64::from(LEVELS) - 1),
             KvChange::Cleared => Ok(()),
         }
+    }
+}
+
+impl PromptRow {
+    /// Prompt tokens in one of its blocks.
+    pub fn tokens_of(&self, index: usize) -> u64 {
+        let before = u64::from(self.block_tokens).saturating_mul(index as u64);
+        u64::from(self.prompt_tokens).saturating_sub(before).min(self.block_tokens.into())
+    }
+
+    /// # Errors
+    /// Names the field outside its range.
+    pub fn check(&self) -> Result<(), Refusal> {
+        within(Field::PromptTokens, self.prompt_tokens.into(), 0..=MAX_TOKENS)?;
+        within(Field::BlockTokens, self.block_tokens.into(), 1..=MAX_TOKENS)?;
+        within(Field::Blocks, self.hashes.len() as u64, 0..=u64::from(self.prompt_tokens.div_ceil(self.block_tokens)))
     }
 }
 

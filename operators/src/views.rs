@@ -18,10 +18,11 @@ use timely::{
 };
 
 use crate::{
-    AtomLoad, AtomLoadConfig, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, DistributionConfig, DistributionRow,
-    InstanceState, InstanceStateConfig, InstanceStates, LoadKey, LoadTotal, Refused, RequestDistribution,
+    AtomLoad, AtomLoadConfig, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, CurveRow, DistributionConfig,
+    DistributionRow, InstanceState, InstanceStateConfig, InstanceStates, LoadKey, LoadTotal, Refused,
+    RequestDistribution, ReuseDistance, ReuseDistanceConfig,
     inputs::{FeedConfig, FlowInputs},
-    rows::{KvRow, LoadRow, StepRow, TrafficRow},
+    rows::{KvRow, LoadRow, PromptRow, StepRow, TrafficRow},
 };
 
 /// Bounds and windows of everything on a worker.
@@ -32,6 +33,7 @@ pub struct FlowConfig {
     pub cache: CacheIndexConfig,
     pub distribution: DistributionConfig,
     pub instances: InstanceStateConfig,
+    pub reuse: ReuseDistanceConfig,
 }
 
 /// The inputs of a dataflow under construction.
@@ -40,6 +42,7 @@ pub struct InputStreams<'scope> {
     pub kv: StreamVec<'scope, u64, KvRow>,
     pub traffic: StreamVec<'scope, u64, TrafficRow>,
     pub steps: StreamVec<'scope, u64, StepRow>,
+    pub prompts: StreamVec<'scope, u64, PromptRow>,
     /// Reports of the feeder itself.
     pub late: StreamVec<'scope, u64, Refused>,
 }
@@ -52,6 +55,7 @@ pub struct ViewStreams<'scope> {
     pub health: StreamVec<'scope, u64, CacheHealth>,
     pub distribution: StreamVec<'scope, u64, DistributionRow>,
     pub instances: StreamVec<'scope, u64, InstanceState>,
+    pub curves: StreamVec<'scope, u64, CurveRow>,
     pub refused: StreamVec<'scope, u64, Refused>,
 }
 
@@ -71,6 +75,7 @@ pub struct ViewChanges {
     pub cache_health: Vec<CacheHealth>,
     pub distribution: Vec<DistributionRow>,
     pub instances: Vec<InstanceState>,
+    pub curves: Vec<CurveRow>,
     pub refused: Vec<Refused>,
 }
 
@@ -135,6 +140,7 @@ pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewSt
     let cache = inputs.kv.cache_index(config.cache);
     let distribution = inputs.traffic.request_distribution(config.distribution);
     let instances = inputs.steps.instance_state(config.instances);
+    let reuse = inputs.prompts.reuse_distance(config.reuse);
     let refused = inputs.late.concat(load.refused).concat(cache.refused);
     ViewStreams {
         totals: load.totals,
@@ -142,7 +148,8 @@ pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewSt
         health: cache.health,
         distribution: distribution.rows,
         instances: instances.rows,
-        refused: refused.concat(distribution.refused).concat(instances.refused),
+        curves: reuse.curves,
+        refused: refused.concat(distribution.refused).concat(instances.refused).concat(reuse.refused),
     }
 }
 
@@ -171,6 +178,7 @@ impl Pending {
         self.changes.cache_health.sort_unstable();
         self.changes.distribution.sort_unstable();
         self.changes.instances.sort_unstable();
+        self.changes.curves.sort_unstable();
         self.changes.refused.sort_unstable();
         self.changes
     }
@@ -212,6 +220,7 @@ fn deliver(
     let mut health = builder.new_input(streams.health, Pipeline);
     let mut distribution = builder.new_input(streams.distribution, Pipeline);
     let mut instances = builder.new_input(streams.instances, Pipeline);
+    let mut curves = builder.new_input(streams.curves, Pipeline);
     let mut refused = builder.new_input(streams.refused, Pipeline);
     builder.build(move |_no_outputs| {
         let mut pending = PendingEpochs::default();
@@ -232,6 +241,9 @@ fn deliver(
             });
             instances.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.instances.push(row));
+            });
+            curves.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.curves.push(row));
             });
             refused.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.refused.push(row));

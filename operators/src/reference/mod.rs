@@ -9,3 +9,4 @@ pub mod funnel;
 pub mod funnel_window;
 pub mod instance_state;
 pub mod request_distribution;
+pub mod reuse_distance;

@@ -13,4 +13,5 @@ mod harness;
 mod instance_state;
 mod prefix_index;
 mod request_distribution;
+mod reuse_distance;
 mod views;

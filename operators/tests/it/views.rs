@@ -7,10 +7,10 @@ use std::{
 
 use operators::{
     ArrivedRow, FeedConfig, FeedError, FlowConfig, FlowRows, Input, KvChange, KvRow, LoadEvent, LoadRow, LoadTotal,
-    PrefixIndex, PrefixIndexConfig, Refusal, StepRow, TrafficRow, ViewChanges,
+    PrefixIndex, PrefixIndexConfig, PromptRow, Refusal, StepRow, TrafficRow, ViewChanges,
     reference::{
         atom_load::SlowAtomLoad, cache_index::SlowCacheIndex, instance_state::SlowInstanceState,
-        request_distribution::SlowRequestDistribution,
+        request_distribution::SlowRequestDistribution, reuse_distance::SlowReuseDistance,
     },
     views,
 };
@@ -42,6 +42,16 @@ fn rows_of(epoch: u64) -> FlowRows {
         rows.kv.push(KvRow { instance, epoch: 1, seq: epoch * 2 + 1 + n / 3, event });
         let prompt_tokens = (epoch * 31 + n * 17) as u32 % 900;
         rows.traffic.push(TrafficRow::Arrived(ArrivedRow { model: n as u32 % 2, tier: 1, prompt_tokens, at_us: 1 }));
+        rows.prompts.push(PromptRow {
+            at_us: n as i64 / 2,
+            request,
+            model: n as u32 % 2,
+            tier: 1,
+            tenant: n as u32 % 3,
+            prompt_tokens: 16 * 4 + 7,
+            block_tokens: 16,
+            hashes: vec![n % 2, 10 + n % 3, 100 + epoch / 3 * 6 + n, 1000 + epoch * 6 + n],
+        });
         let (step, decode_tokens) = (epoch * 2 + 1 + n / 3, 1 + n as u32);
         rows.steps.push(StepRow {
             instance,
@@ -73,6 +83,7 @@ fn share(rows: FlowRows, part: usize, of: usize) -> FlowRows {
         kv: take(rows.kv, part, of),
         traffic: take(rows.traffic, part, of),
         steps: take(rows.steps, part, of),
+        prompts: take(rows.prompts, part, of),
     }
 }
 
@@ -103,6 +114,7 @@ fn joined(delivered: &[(usize, ViewChanges)]) -> BTreeMap<u64, ViewChanges> {
         all.cache.extend(changes.cache);
         all.distribution.extend(changes.distribution);
         all.instances.extend(changes.instances);
+        all.curves.extend(changes.curves);
         all.refused.extend(changes.refused);
     }
     epochs
@@ -115,12 +127,14 @@ fn lay<K: Ord>(state: &mut BTreeMap<K, LoadTotal>, changes: Vec<(K, LoadTotal)>)
 
 /// Scenario: twelve epochs of all inputs, spread over one and over two workers, each epoch awaited before the next.
 /// Guarantees: every worker is called exactly once per epoch, in order; load, cache and the concurrent index fed from the
-/// changes equal the twins after every epoch, distribution and instances change exactly where the twins' do; one worker
+/// changes equal the twins after every epoch, distribution and instances change exactly where the twins' do, curves equal the
+/// twin's; one worker
 /// and two give the same.
 #[test]
 fn all_views_follow_their_twins() {
     const EPOCHS: u64 = 12;
-    let config = FlowConfig::default();
+    let mut config = FlowConfig::default();
+    (config.reuse.capacity_max, config.reuse.exact_blocks, config.reuse.emit_epochs) = (200, 200, 3);
     let mut runs = Vec::new();
     for workers in [1, 2] {
         let delivered = run(workers, move |worker, delivered| {
@@ -142,6 +156,7 @@ fn all_views_follow_their_twins() {
     let (mut loads, mut cache) = (SlowAtomLoad::new(config.load), SlowCacheIndex::default());
     let mut distribution = SlowRequestDistribution::new(config.distribution);
     let mut instances = SlowInstanceState::new(config.instances);
+    let mut curves = SlowReuseDistance::new(config.reuse);
     let (mut cells, mut by_instance) = (BTreeMap::new(), BTreeMap::new());
     let index = PrefixIndex::new(PrefixIndexConfig::default());
     for epoch in 0..EPOCHS {
@@ -162,6 +177,8 @@ fn all_views_follow_their_twins() {
         assert_eq!(groups(&changes.distribution), groups(&expected));
         let steps: Vec<_> = changes.instances.iter().map(|state| state.step).collect();
         assert_eq!(steps, instances.epoch(epoch, &rows.steps).iter().map(|state| state.step).collect::<Vec<_>>());
+        assert_eq!(changes.curves, curves.epoch(epoch, &rows.prompts));
+        assert_eq!(changes.curves, other.curves);
         lay(&mut cells, changes.atom);
         lay(&mut by_instance, changes.instance_total);
         for (key, total) in loads.totals() {

@@ -3,6 +3,7 @@
 
 mod gateway;
 mod layering;
+mod miss_ratio;
 mod models;
 mod process;
 mod replay_load;

@@ -5,6 +5,7 @@
 //! | `gateway` | what the gateway adds to a call of a worker, in time and CPU |
 //! | `dataflow` | events absorbed a second against a plain program; time from an event to the view |
 //! | `engine` | tokens a second against llama.cpp on the same file, and against the machine's limits |
+//! | `mrc` | the miss-ratio curve of a trace, beside a direct simulation of LRU caches |
 //! | `figures` | medians, percentiles, CPU time of a process |
 //!
 //! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name.
@@ -14,6 +15,7 @@ mod dataflow;
 pub(super) mod engine;
 mod figures;
 mod gateway;
+mod mrc;
 
 use clap::Subcommand;
 
@@ -23,6 +25,8 @@ pub enum Bench {
     Gateway(gateway::GatewayOptions),
     /// Events a second that bus and dataflow absorb, and the time from an event to the view
     Dataflow(dataflow::DataflowOptions),
+    /// Hit rate by cache capacity of a recorded trace, beside simulated LRU caches
+    Mrc(mrc::MrcOptions),
     /// Tokens a second of the engine, beside llama.cpp on the same file
     Engine(engine::EngineOptions),
     /// Our side of `engine`, started by it
@@ -38,6 +42,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Gateway(options) => gateway::run(options),
         Bench::Dataflow(options) => dataflow::run(options),
+        Bench::Mrc(options) => mrc::run(&options),
         Bench::Engine(options) => engine::run(options),
         Bench::EngineSide(options) => engine::answer(&options),
         Bench::PeerSide(options) => engine::become_peer(options),
