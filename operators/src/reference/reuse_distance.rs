@@ -1,42 +1,55 @@
-//! The twin of `reuse_distance`: one LRU cache simulated for each capacity of the curve and one without a bound, each a
-//! plain list.
+//! The twin of `reuse_distance`: one LRU cache simulated for each capacity of the curve, and one without a bound.
 //!
-//! Invariant: the same spans, groups and emissions as the operator, no sample and no bound on groups. Cost: O(blocks held)
-//! a block and capacity. State: all requests, unbounded.
-use std::collections::BTreeSet;
+//! Invariant: the same spans, groups and emissions as the operator, no sample and no bound on groups. Cost: O(1) a
+//! block and capacity. State: all requests and all uses, unbounded.
+use std::collections::{BTreeSet, VecDeque};
 
-use crate::{CurveGroup, CurvePoint, CurveRow, Forgetting, PromptRow, ReuseDistanceConfig, miss_ratio::capacities};
+use crate::{
+    CurveGroup, CurvePoint, CurveRow, Forgetting, IntMap, PromptRow, ReuseDistanceConfig, miss_ratio::capacities,
+};
 
-/// An LRU cache of blocks, of a capacity or without a bound; the most recently used first.
+/// An LRU cache of blocks, of a capacity or without a bound: a hash map of last uses, and a queue of uses in which those
+/// overtaken by a later one are skipped.
 pub struct DirectLru {
-    capacity: Option<usize>,
-    held: Vec<(u32, u64)>,
+    capacity: usize,
+    last_use: IntMap<(u32, u64), u64>,
+    uses: VecDeque<((u32, u64), u64)>,
+    clock: u64,
 }
 
 impl DirectLru {
+    /// `None`: without a bound.
     pub fn new(capacity: Option<usize>) -> Self {
-        Self { capacity, held: Vec::new() }
+        let capacity = capacity.unwrap_or(usize::MAX);
+        Self { capacity, last_use: IntMap::default(), uses: VecDeque::new(), clock: 0 }
     }
 
+    /// Blocks held.
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.last_use.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.last_use.is_empty()
     }
 
     /// Tokens of the leading blocks that are held; then all the request's blocks are used, last to first.
     pub fn take(&mut self, row: &PromptRow) -> u64 {
         let block = |hash: &u64| (row.model, *hash);
-        let leading = row.hashes.iter().take_while(|hash| self.held.contains(&block(hash))).count();
-        let hit = (leading as u64 * u64::from(row.block_tokens)).min(row.prompt_tokens.into());
+        let leading = row.hashes.iter().take_while(|hash| self.last_use.contains_key(&block(hash))).count();
         for used in row.hashes.iter().rev().map(block) {
-            self.held.retain(|held| *held != used);
-            self.held.insert(0, used);
-            self.held.truncate(self.capacity.unwrap_or(usize::MAX));
+            self.clock += 1;
+            self.last_use.insert(used, self.clock);
+            self.uses.push_back((used, self.clock));
+            while self.last_use.len() > self.capacity
+                && let Some((oldest, at)) = self.uses.pop_front()
+            {
+                if self.last_use.get(&oldest) == Some(&at) {
+                    self.last_use.remove(&oldest);
+                }
+            }
         }
-        hit
+        (leading as u64 * u64::from(row.block_tokens)).min(row.prompt_tokens.into())
     }
 }
 

@@ -5,13 +5,15 @@
 //! Invariant: nothing is forgotten on either side. Memory: the trace.
 
 use std::{
-    collections::{HashMap, VecDeque},
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
-use operators::{CurveGroup, CurveRow, Forgetting, PromptRow, ReuseDistanceConfig, ReuseDistances};
+use operators::{
+    CurveGroup, CurveRow, Forgetting, PromptRow, ReuseDistanceConfig, ReuseDistances,
+    reference::reuse_distance::DirectLru,
+};
 use serde::Serialize;
 
 use super::figures::{median, millis, paired_ratio, print_json, profile};
@@ -148,8 +150,8 @@ fn compare(rows: &[PromptRow], exact: ReuseDistanceConfig, sampled: ReuseDistanc
         let (sampled, took) = curve(rows, sampled)?;
         sampled_ms.push(millis(took));
         let began = Instant::now();
-        let bounds = [usize::MAX].into_iter().chain(CAPACITIES.map(|capacity| capacity as usize));
-        let simulated: Vec<u64> = bounds.map(|capacity| Lru::new(capacity).hit_tokens(rows)).collect();
+        let bounds = [None].into_iter().chain(CAPACITIES.map(|capacity| Some(capacity as usize)));
+        let simulated: Vec<u64> = bounds.map(|capacity| simulate(rows, capacity)).collect();
         simulated_ms.push(millis(began.elapsed()));
         compared = Some((exact, sampled, simulated));
     }
@@ -168,39 +170,10 @@ fn curve(rows: &[PromptRow], config: ReuseDistanceConfig) -> anyhow::Result<(Cur
     Ok((curve, began.elapsed()))
 }
 
-/// An LRU cache of blocks in a hash map and a queue of uses; uses overtaken by later ones are skipped.
-struct Lru {
-    capacity: usize,
-    last_use: HashMap<u64, u64>,
-    uses: VecDeque<(u64, u64)>,
-    clock: u64,
-}
-
-impl Lru {
-    fn new(capacity: usize) -> Self {
-        Self { capacity, last_use: HashMap::new(), uses: VecDeque::new(), clock: 0 }
-    }
-
-    fn hit_tokens(mut self, rows: &[PromptRow]) -> u64 {
-        rows.iter().map(|row| self.take(row)).sum()
-    }
-
-    fn take(&mut self, row: &PromptRow) -> u64 {
-        let leading = row.hashes.iter().take_while(|hash| self.last_use.contains_key(hash)).count();
-        for hash in row.hashes.iter().rev() {
-            self.clock += 1;
-            self.last_use.insert(*hash, self.clock);
-            self.uses.push_back((*hash, self.clock));
-            while self.last_use.len() > self.capacity
-                && let Some((oldest, at)) = self.uses.pop_front()
-            {
-                if self.last_use.get(&oldest) == Some(&at) {
-                    self.last_use.remove(&oldest);
-                }
-            }
-        }
-        (leading as u64 * u64::from(row.block_tokens)).min(row.prompt_tokens.into())
-    }
+/// Hit tokens of one simulated cache.
+fn simulate(rows: &[PromptRow], capacity: Option<usize>) -> u64 {
+    let mut cache = DirectLru::new(capacity);
+    rows.iter().map(|row| cache.take(row)).sum()
 }
 
 /// Hit rates and errors without a bound, then at [`CAPACITIES`].
