@@ -1,7 +1,7 @@
 //! Evenkeel's processes: the only crate that knows tokio, HTTP, gRPC, JSON, the environment and the wall clock.
 //!
 //! Modules in order; each uses only those before it (DESIGN §1, STYLE "Rooms"):
-//! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `simulation` → `app`.
+//! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `replay` → `simulation` → `app`.
 //! `ids` and `rows` are plain types below all of them.
 
 pub mod app;
@@ -13,6 +13,7 @@ pub mod ids;
 pub mod load;
 pub mod models;
 pub mod policy;
+pub mod replay;
 pub mod rows;
 pub mod worker;
 

@@ -18,6 +18,10 @@ macro_rules! row {
     };
 }
 
+mod replay;
+
+pub use replay::{EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow};
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RequestRow {
     pub at: Micros,

@@ -156,7 +156,7 @@ pub struct SchemaMismatch {
 impl LiveTables {
     /// Empty tables that keep at least the newest `rows_max` rows each.
     pub fn new(rows_max: usize) -> LiveTables {
-        let rings: Vec<_> = Topic::ALL.iter().map(|_| Ring::new(rows_max)).collect();
+        let rings: Vec<_> = Topic::ALL.iter().map(|topic| Ring::new(rows_max.min(topic.live_rows_max()))).collect();
         let tables = Topic::ALL.iter().map(|topic| Arc::new(freeze(*topic, &rings[topic.index()], None))).collect();
         LiveTables {
             rings: Mutex::new(rings),

@@ -9,6 +9,8 @@ use std::{collections::HashMap, sync::Arc, sync::LazyLock};
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 
+mod replay;
+
 /// Version of all schemas together; written into log segments and snapshots.
 pub const SCHEMA_VERSION: u32 = 1;
 
@@ -35,10 +37,19 @@ pub enum Topic {
     Speculation,
     /// Faults of Evenkeel itself: a full disk, a dead worker, a refused row.
     Faults,
+    /// One row per start of a server: the settings that decide (SPEC X2).
+    Settings,
+    /// One row each time policies were asked, with everything they read (SPEC X2).
+    PolicyInputs,
+    /// One row per epoch of the dataflow in which rows came, and which rows (SPEC X2).
+    Epochs,
 }
 
+/// Rows of `policy_inputs` kept in memory: they are wide and read from the log.
+const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
+
 impl Topic {
-    pub const ALL: [Topic; 10] = [
+    pub const ALL: [Topic; 13] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::EngineSteps,
@@ -49,6 +60,9 @@ impl Topic {
         Topic::InstanceLoad,
         Topic::Speculation,
         Topic::Faults,
+        Topic::Settings,
+        Topic::PolicyInputs,
+        Topic::Epochs,
     ];
 
     /// The topic's name, which is also its table's and its file's.
@@ -64,6 +78,9 @@ impl Topic {
             Topic::InstanceLoad => "instance_load",
             Topic::Speculation => "speculation",
             Topic::Faults => "faults",
+            Topic::Settings => "settings",
+            Topic::PolicyInputs => "policy_inputs",
+            Topic::Epochs => "epochs",
         }
     }
 
@@ -74,6 +91,14 @@ impl Topic {
     /// Position in [`Topic::ALL`], for arrays indexed by topic.
     pub fn index(self) -> usize {
         self as usize
+    }
+
+    /// Most rows of the topic that are worth keeping in memory; older ones are read from the log.
+    pub fn live_rows_max(self) -> usize {
+        match self {
+            Topic::PolicyInputs | Topic::Epochs => WIDE_LIVE_ROWS_MAX,
+            _ => usize::MAX,
+        }
     }
 
     pub fn schema(self) -> SchemaRef {
@@ -106,6 +131,9 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::InstanceLoad => instance_load(),
         Topic::Speculation => speculation(),
         Topic::Faults => faults(),
+        Topic::Settings => replay::settings(),
+        Topic::PolicyInputs => replay::policy_inputs(),
+        Topic::Epochs => replay::epochs(),
     }
 }
 

@@ -25,8 +25,8 @@ use pipeline::{
         routes, with_fallbacks,
     },
     ids::{InstanceId, Micros, ProcessEpoch},
-    policy::{ClusterView, DEFAULT_VARIANT, EngineView, InstanceView, PrefixHits, ViewMode},
-    rows::{DecisionRow, FaultRow, RequestRow},
+    policy::{ClusterView, DEFAULT_VARIANT, EngineView, InstanceView, PrefixHits, PrefixReading, ViewMode},
+    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow},
 };
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -39,6 +39,7 @@ pub use crate::speaker::{ByteText, CONTEXT, END_TOKEN, Fault, Speaker};
 pub struct Rows {
     pub requests: Mutex<Vec<RequestRow>>,
     pub decisions: Mutex<Vec<DecisionRow>>,
+    pub inputs: Mutex<Vec<PolicyInputRow>>,
     pub faults: Mutex<Vec<FaultRow>>,
 }
 
@@ -49,6 +50,9 @@ impl EventSink for Rows {
     }
     async fn decision(&self, row: DecisionRow) {
         self.decisions.lock().unwrap().push(row);
+    }
+    async fn policy_input(&self, row: PolicyInputRow) {
+        self.inputs.lock().unwrap().push(row);
     }
     async fn fault(&self, row: FaultRow) {
         self.faults.lock().unwrap().push(row);
@@ -102,8 +106,9 @@ impl ViewSource for TestViews {
         ClusterView { mode: *self.mode.lock().unwrap(), as_of: Some(now), instances }
     }
 
-    fn prefix_hits(&self, _hashes: &[u64], _block_size: usize) -> PrefixHits {
-        self.hits.lock().unwrap().clone()
+    fn prefix_hits(&self, prompts: &[Vec<u64>], _block_size: usize) -> PrefixReading {
+        let hits = self.hits.lock().unwrap().clone();
+        PrefixReading { hits, as_of: None, blocks: vec![0; prompts.len()] }
     }
 }
 

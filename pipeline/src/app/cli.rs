@@ -13,6 +13,7 @@ use crate::{
     config::{self, Overrides},
     load::{self, LoadOptions},
     models::{Catalogue, PullRequest, progress, pull},
+    replay::{self, ReplayOptions},
     worker::{self, options::WorkerOptions},
 };
 
@@ -51,6 +52,8 @@ enum Command {
     },
     /// Play a recorded trace against an OpenAI-compatible endpoint
     ReplayLoad(LoadOptions),
+    /// Decide again what a recorded log says was decided, and name every difference
+    Replay(ReplayOptions),
     /// Measure how much an instance of this machine and model carries, by length of request
     Calibrate(calibrate::CalibrateOptions),
     /// Measure, and print what it is compared with
@@ -138,6 +141,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Sql { query, format, server } => remote::sql(&server, &query, format),
         Command::Snapshot { out, server } => remote::snapshot(&server, &out),
         Command::ReplayLoad(options) => Ok(load::execute(options)?),
+        Command::Replay(options) => replay::execute(&options),
         Command::Calibrate(options) => calibrate::run(&options),
         Command::Bench(bench) => bench::run(bench),
     }

@@ -13,14 +13,14 @@ use operators::InstanceState as EngineState;
 
 use crate::{
     bus::{Bus, Origin},
-    dataflow::FlowViews,
+    dataflow::{FlowViews, engine_view, read_prefixes, view_mode},
     gateway::{
         deps::{Clock, EventSink, ViewSource},
         instances::{InstanceDirectory, InstanceEntry, InstanceState},
     },
     ids::{InstanceId, Micros},
-    policy::{ClusterView, EngineView, InstanceView, PrefixHits, ViewMode},
-    rows::{DecisionRow, FaultRow, InstanceRow, RequestRow, Row},
+    policy::{ClusterView, InstanceView, PrefixReading},
+    rows::{DecisionRow, FaultRow, InstanceRow, PolicyInputRow, RequestRow, Row, SettingsRow},
     worker::{
         flight_server::{RemoteBatch, RemoteRefused, RemoteSink},
         supervisor::InstanceSink,
@@ -42,6 +42,11 @@ impl Clock for WallClock {
 pub struct BusSink(pub Bus);
 
 impl BusSink {
+    /// Writes down under what settings decisions are made from now on.
+    pub async fn settings(&self, row: SettingsRow) {
+        self.put(row).await;
+    }
+
     async fn put<R: Row>(&self, row: R) {
         if let Err(error) = self.0.publish(row).await {
             tracing::warn!(topic = R::TOPIC.name(), %error, "row not published");
@@ -55,6 +60,9 @@ impl EventSink for BusSink {
         self.put(row).await;
     }
     async fn decision(&self, row: DecisionRow) {
+        self.put(row).await;
+    }
+    async fn policy_input(&self, row: PolicyInputRow) {
         self.put(row).await;
     }
     async fn fault(&self, row: FaultRow) {
@@ -94,30 +102,18 @@ impl ViewSource for Views {
     fn cluster(&self, now: Micros) -> ClusterView {
         let entries = self.directory.load();
         let state = self.flow.as_ref().map(|flow| flow.load());
-        let mode = match &state {
-            None => ViewMode::Off,
-            Some(state) => match state.as_of {
-                None => ViewMode::Stale,
-                Some(as_of) if now - as_of > self.stale_after_us => ViewMode::Stale,
-                Some(_) if state.is_degraded() => ViewMode::Degraded,
-                Some(_) => ViewMode::Exact,
-            },
-        };
+        let mode = view_mode(state.as_deref(), now, self.stale_after_us);
         let figures =
             |entry: &InstanceEntry| state.as_ref().and_then(|state| state.instances.get(&entry.id.0).copied());
         let instances = entries.iter().map(|entry| instance_view(entry, figures(entry))).collect();
         ClusterView { mode, as_of: state.and_then(|state| state.as_of), instances }
     }
 
-    fn prefix_hits(&self, hashes: &[u64], block_size: usize) -> PrefixHits {
-        let Some(flow) = &self.flow else { return PrefixHits::default() };
-        let found = flow.prefixes().longest_prefix(hashes);
-        PrefixHits(
-            found
-                .into_iter()
-                .map(|(instance, blocks)| (InstanceId(instance), blocks.saturating_mul(block_size as u32)))
-                .collect(),
-        )
+    fn prefix_hits(&self, prompts: &[Vec<u64>], block_size: usize) -> PrefixReading {
+        match &self.flow {
+            Some(flow) => read_prefixes(flow, prompts, block_size),
+            None => PrefixReading::default(),
+        }
     }
 }
 
@@ -132,20 +128,5 @@ fn instance_view(entry: &InstanceEntry, figures: Option<EngineState>) -> Instanc
         leased_requests: entry.leases.requests(),
         // Figures of an earlier incarnation say nothing of this one.
         engine: figures.filter(|state| state.step.epoch == entry.epoch.0).map(engine_view),
-    }
-}
-
-fn engine_view(state: EngineState) -> EngineView {
-    let step = state.step;
-    EngineView {
-        reported_at: step.at_us,
-        running: step.running,
-        waiting: step.waiting,
-        queued_prefill_tokens: step.queued_prefill_tokens,
-        context_tokens: step.context_tokens,
-        blocks_used: step.blocks_used,
-        blocks_total: step.blocks_total,
-        prefill_tokens_per_second: state.prefill_tokens_per_s.map(|rate| rate as f64),
-        decode_step_seconds: state.fit.map(|fit| fit.predict_ns(step.running.max(1).into(), 0) as f64 / 1e9),
     }
 }

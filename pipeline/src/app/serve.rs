@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
-    config::{Config, Mode},
+    config::{Config, Mode, Recorded},
     dataflow::{Dataflow, view_rows},
     gateway::{
         Gateway, auth::Keys, deps, deps::Clock as _, instances::InstanceDirectory, metrics::Metrics, routes,
@@ -34,7 +34,7 @@ use crate::{
     },
     ids::Micros,
     models::{Catalogue, ModelFile, PullRequest, progress, pull, resolve},
-    rows::FaultRow,
+    rows::{FaultRow, SettingsRow},
     worker::{
         child::WorkerCommand,
         flight_server,
@@ -146,6 +146,14 @@ async fn doors(
     runtimes.ingest.spawn(serve_flight(flight, BusSink(plant.bus.clone()), stop.clone()));
 
     let vocab = text.vocab_size();
+    let recorded = Recorded::of(config, deps::TextModel::name(&text), config.workers.block_size);
+    let row = SettingsRow {
+        at: WallClock.now(),
+        id: recorded.id(),
+        program: env!("CARGO_PKG_VERSION").into(),
+        text: recorded.text(),
+    };
+    BusSink(plant.bus.clone()).settings(row).await;
     let (deps, metrics) = gateway_deps(config, text, plant, runtimes);
     let gateway = Gateway::new(deps);
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));

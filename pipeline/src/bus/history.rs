@@ -41,7 +41,7 @@ pub struct LogReader {
 }
 
 /// A batch and the number of its first row.
-pub(super) type NumberedBatch = (u64, RecordBatch);
+pub type NumberedBatch = (u64, RecordBatch);
 
 impl LogReader {
     pub(super) fn new(index: Arc<LogIndex>) -> LogReader {
@@ -49,7 +49,7 @@ impl LogReader {
     }
 
     /// Rows numbered within `rows`, oldest first, batch by batch.
-    pub(super) fn read(
+    pub fn read(
         &self,
         topic: Topic,
         rows: Range<u64>,

@@ -138,7 +138,7 @@ impl LogWriter {
     }
 
     /// Reads what is committed, while this goes on writing.
-    pub(super) fn reader(&self) -> LogReader {
+    pub fn reader(&self) -> LogReader {
         LogReader::new(self.index.clone())
     }
 

@@ -8,6 +8,7 @@
 //! | `fanout` | lossless subscribers and lossy watchers |
 //! | `counters` | what /metrics reads |
 //! | `log`, `segment`, `recovery`, `history`, `fs` | the log on disk: write, format, start-up, read, files |
+//! | `archive` | a log read by another process than its server |
 //!
 //! Invariants: rows of a topic are numbered from 0 without gaps in the order in which they left the bus, and the log, the
 //! live tables and every subscriber see that order. A row is accepted or its publisher is told why not.
@@ -19,6 +20,7 @@
 //! would wait for each other. Views that become rows use `try_publish`.
 
 mod appender;
+mod archive;
 mod collector;
 mod counters;
 mod fanout;
@@ -46,8 +48,10 @@ use self::{
 };
 pub use self::{
     appender::{RowsError, rows_of},
+    archive::{Archive, ArchiveError},
     counters::{BusCounters, LogState},
     fanout::{Published, STOP_PATIENCE, Subscription, Watcher},
+    history::LogReader,
     log::{LogError, LogWriter},
     origin::Origin,
 };

@@ -12,7 +12,7 @@ use figment::{
 
 use super::{Config, validate, variants};
 
-const DEFAULTS: &str = include_str!("../default.toml");
+pub(super) const DEFAULTS: &str = include_str!("../default.toml");
 
 /// Why a configuration was refused. The text names the key, the value and what would be right.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ fn environment() -> Env {
     })
 }
 
-fn explain(error: &figment::Error) -> String {
+pub(super) fn explain(error: &figment::Error) -> String {
     let lines: Vec<String> = error
         .clone()
         .into_iter()
@@ -104,7 +104,7 @@ fn explain(error: &figment::Error) -> String {
     lines.join("; ")
 }
 
-fn refuse_unknown_keys(text: &str, path: &Path) -> Result<(), ConfigError> {
+pub(super) fn refuse_unknown_keys(text: &str, path: &Path) -> Result<(), ConfigError> {
     let origin = path.display().to_string();
     let table: toml::Table =
         toml::from_str(text).map_err(|error| ConfigError::Value(format!("{origin}: {}", error.message())))?;

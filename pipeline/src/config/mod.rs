@@ -4,6 +4,7 @@
 //! An unknown key is refused and the nearest known key is named.
 
 mod load;
+mod recorded;
 mod validate;
 mod variants;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use load::did_you_mean;
 pub use load::{ConfigError, Overrides, home_dir, load};
+pub use recorded::{Recorded, Served};
 pub(crate) use validate::require;
 pub use variants::{KvFormat, Variant, Weights, parse_variant};
 

@@ -3,8 +3,9 @@
 //! bus → (bounded subscription) → feeder thread → (bounded queue per worker, waits when full) → worker → `FlowViews`
 //!
 //! The feeder owns the clock's ticks: an epoch is closed when its time has passed and every row received before that was
-//! handed on. Rows enter at worker 0 and are exchanged by key inside. Cost: one message per batch and one per worker and
-//! epoch. State: [`QUEUE_MESSAGES`] messages per worker.
+//! handed on; which rows came in it is a row of `epochs`, so that a replay closes the same epochs (SPEC X2). Rows enter at
+//! worker 0 and are exchanged by key inside. Cost: one message per batch and one per worker and epoch. State:
+//! [`QUEUE_MESSAGES`] messages per worker.
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -19,6 +20,7 @@ use timely::{CommunicationConfig, WorkerConfig, worker::Worker};
 use tokio::sync::mpsc;
 
 use super::{
+    epoch_log::EpochLog,
     feed::{Feed, Names, TOPICS},
     views::FlowViews,
 };
@@ -74,6 +76,7 @@ impl Dataflow {
             feed: Feed::new(names, config.open_requests_max),
             ports,
             clock,
+            epochs: EpochLog::start(bus.clone(), origin, epoch_us),
             origin,
             epoch_us,
             open: 0,
@@ -128,6 +131,7 @@ struct Feeder {
     subscription: Subscription,
     bus: Bus,
     feed: Feed,
+    epochs: EpochLog,
     ports: Vec<Port>,
     clock: Clock,
     origin: i64,
@@ -159,6 +163,7 @@ impl Feeder {
 
     async fn hand_on(&mut self, published: Published) -> bool {
         let mut rows = FlowRows::default();
+        self.epochs.came(&published);
         if let Err(error) = self.feed.take(&published, &mut rows) {
             self.report("malformed_batch", format!("{}: {error}", published.topic.name()));
             return true;
@@ -171,6 +176,7 @@ impl Feeder {
         if epoch <= self.open {
             return true;
         }
+        self.epochs.close(self.open, (self.clock)());
         self.open = epoch;
         for worker in 0..self.ports.len() {
             if !self.send(worker, Message::Advance(epoch)).await {
@@ -223,7 +229,8 @@ fn spawn_workers(
     .map_err(FlowError::Timely)
 }
 
-fn flow_config(config: &config::Dataflow) -> FlowConfig {
+/// What the operators are configured with.
+pub fn flow_config(config: &config::Dataflow) -> FlowConfig {
     let epoch_us = config.epoch.as_micros() as u64;
     let window_epochs = (config.window.as_micros() as u64 / epoch_us / WINDOWS).max(1);
     FlowConfig {
@@ -264,18 +271,20 @@ fn work(
     }
 }
 
+/// Takes rows of the open epoch in. Full: it holds as many rows as it may; closing it makes room at the cost of a finer epoch.
+pub fn take_rows(worker: &mut Worker, inputs: &mut operators::FlowInputs, mut rows: FlowRows) {
+    while inputs.send(&mut rows).is_err() {
+        let next = inputs.open() + 1;
+        if inputs.advance(next).is_err() {
+            break;
+        }
+        worker.step();
+    }
+}
+
 fn take(worker: &mut Worker, inputs: &mut operators::FlowInputs, message: Message) {
     match message {
-        Message::Rows(mut rows) => {
-            // Full: the open epoch holds as many rows as it may. Closing it makes room at the cost of a finer epoch.
-            while inputs.send(&mut rows).is_err() {
-                let next = inputs.open() + 1;
-                if inputs.advance(next).is_err() {
-                    break;
-                }
-                worker.step();
-            }
-        }
+        Message::Rows(rows) => take_rows(worker, inputs, rows),
         // Backward only if epochs were closed early above; the clock catches up.
         Message::Advance(epoch) => drop(inputs.advance(epoch.max(inputs.open()))),
     }

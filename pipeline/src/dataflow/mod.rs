@@ -3,19 +3,25 @@
 //! | file | idea |
 //! |---|---|
 //! | `feed` | batches become rows with integer keys |
+//! | `epoch_log` | which rows came in which epoch, as rows (SPEC X2) |
 //! | `flow` | timely workers on threads of their own, fed and advanced by the clock |
 //! | `views` | the reader structures: one consistent state per epoch, and the prefix index |
+//! | `read` | what policies see of the views |
 //! | `publish` | views become rows of the bus, once per period |
 //!
 //! Invariants: tokio never runs a timely worker; a view is replaced as a whole, so a reader sees one epoch; a dead or slow
 //! dataflow shows as an old `as_of` and stops nobody. Bounds: see `flow` (queues) and the operators (state).
 
+mod epoch_log;
 mod feed;
 mod flow;
 mod publish;
+mod read;
 mod views;
 
-pub use feed::{Feed, Names};
-pub use flow::{Dataflow, FlowError};
+pub use epoch_log::EpochLog;
+pub use feed::{Feed, Names, TOPICS};
+pub use flow::{Dataflow, FlowError, flow_config, take_rows};
 pub use publish::{ViewRows, view_rows};
+pub use read::{engine_view, read_prefixes, view_mode};
 pub use views::{FlowViews, ViewState};

@@ -1,13 +1,17 @@
 //! What the gateway reads: one consistent state per epoch behind an `ArcSwap`, and the prefix index.
 //!
 //! Invariant: a state holds the changes of all workers up to its epoch and of none after it; reading it takes no lock. The
-//! prefix index takes one shard's read lock a block, and a reader can see half an epoch while it is applied.
+//! prefix index takes one shard's read lock a block; a reader that saw half an epoch is told so, and looks again
+//! ([`FlowViews::read_prefixes`]).
 //! Cost: publishing copies the state, O(instances + live atoms + groups) per epoch; reading is one atomic load.
 //! State: bounded by the operators' bounds, plus changes of epochs that not all workers have closed yet.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -20,6 +24,11 @@ use crate::ids::Micros;
 
 /// Refused rows kept until somebody takes them; further ones are only counted.
 const REFUSED_MAX: usize = 1024;
+/// Looks at the prefix index before one that fell between two epochs is taken as it is.
+const LOOKS_MAX: usize = 3;
+
+/// No moment.
+const NEVER: Micros = Micros::MIN;
 
 /// All views as of one moment.
 #[derive(Debug, Clone, Default)]
@@ -59,6 +68,10 @@ pub struct FlowViews {
     building: Mutex<Building>,
     state: ArcSwap<ViewState>,
     prefixes: PrefixIndex,
+    /// Odd while changes go into the prefix index.
+    version: AtomicU64,
+    /// State of the prefix index; [`NEVER`] before the first.
+    prefixes_as_of: AtomicI64,
     names: Names,
     /// End of epoch 0, and length of an epoch, in microseconds.
     origin: Micros,
@@ -67,17 +80,14 @@ pub struct FlowViews {
 
 impl FlowViews {
     /// `origin`: start of epoch 0.
-    pub(super) fn new(
-        workers: usize,
-        prefixes: PrefixIndexConfig,
-        names: Names,
-        (origin, epoch_us): (Micros, i64),
-    ) -> Self {
+    pub fn new(workers: usize, prefixes: PrefixIndexConfig, names: Names, (origin, epoch_us): (Micros, i64)) -> Self {
         let building = Building { waiting: vec![(VecDeque::new(), None); workers], ..Building::default() };
         Self {
             building: Mutex::new(building),
             state: ArcSwap::default(),
             prefixes: PrefixIndex::new(prefixes),
+            version: AtomicU64::new(0),
+            prefixes_as_of: AtomicI64::new(NEVER),
             names,
             origin,
             epoch_us,
@@ -92,6 +102,24 @@ impl FlowViews {
         &self.prefixes
     }
 
+    /// Reads the prefix index, and says as of when; `None`: it was changed meanwhile, each time, or is empty yet.
+    pub fn read_prefixes<T>(&self, read: impl Fn(&PrefixIndex) -> T) -> (T, Option<Micros>) {
+        let mut looks = 1;
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let as_of = self.prefixes_as_of.load(Ordering::Acquire);
+            let found = read(&self.prefixes);
+            let is_whole = before.is_multiple_of(2) && self.version.load(Ordering::Acquire) == before;
+            if is_whole {
+                return (found, (as_of != NEVER).then_some(as_of));
+            }
+            if looks == LOOKS_MAX {
+                return (found, None);
+            }
+            looks += 1;
+        }
+    }
+
     pub fn names(&self) -> &Names {
         &self.names
     }
@@ -102,7 +130,7 @@ impl FlowViews {
     }
 
     /// Takes one worker's changes; publishes when all workers are as far.
-    pub(super) fn take(&self, worker: usize, changes: ViewChanges) {
+    pub fn take(&self, worker: usize, changes: ViewChanges) {
         let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
         let (queue, closed) = &mut building.waiting[worker];
         *closed = Some(changes.epoch);
@@ -120,10 +148,13 @@ impl FlowViews {
         if building.state.as_of.is_some_and(|old| old >= as_of) && ready.is_empty() {
             return;
         }
+        self.version.fetch_add(1, Ordering::AcqRel);
         for changes in ready {
             self.prefixes.apply(&changes.cache);
             building.apply(changes);
         }
+        self.prefixes_as_of.store(as_of, Ordering::Release);
+        self.version.fetch_add(1, Ordering::AcqRel);
         building.state.as_of = Some(as_of);
         self.state.store(Arc::new(building.state.clone()));
     }

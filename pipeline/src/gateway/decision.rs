@@ -1,9 +1,12 @@
-//! A decision and everything it was made from, as one row (SPEC X3).
+//! A decision and everything it was made from, as one row (SPEC X3), and the words in it. A replay builds the same row from
+//! recorded inputs (SPEC X2), so nothing here looks at anything but its arguments.
 
-use super::{auth::Tenant, deps::Deps, dispatcher::Pressure, error::ApiError};
+use std::time::Duration;
+
+use super::{dispatcher::Pressure, error::ApiError};
 use crate::{
     ids::Micros,
-    policy::{CandidateCost, Classified, Placement},
+    policy::{CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier},
     rows::{CandidateRow, DecisionRow},
 };
 
@@ -17,7 +20,8 @@ pub enum Outcome<'a> {
 /// The inputs, as known at the time; a request refused early has few.
 pub struct Inputs<'a> {
     pub request_id: &'a str,
-    pub tenant: &'a Tenant,
+    pub tenant: &'a str,
+    pub model: &'a str,
     pub classified: Option<&'a Classified>,
     pub pressure: Option<&'a Pressure>,
     pub prompt_tokens: u32,
@@ -32,7 +36,7 @@ pub fn new_id(prefix: &str) -> String {
 }
 
 /// The row. Where nothing was classed or looked at, the row says `none`.
-pub fn row(deps: &Deps, at: Micros, inputs: &Inputs<'_>, outcome: Outcome<'_>) -> DecisionRow {
+pub fn row(at: Micros, decision_id: String, inputs: &Inputs<'_>, outcome: Outcome<'_>) -> DecisionRow {
     let (name, reason, placement, candidates) = match outcome {
         Outcome::Admit { placement, because } => {
             let reason =
@@ -45,15 +49,15 @@ pub fn row(deps: &Deps, at: Micros, inputs: &Inputs<'_>, outcome: Outcome<'_>) -
     let none = || super::recorder::UNCLASSED.to_string();
     DecisionRow {
         at,
-        decision_id: new_id("dec"),
+        decision_id,
         request_id: inputs.request_id.into(),
-        model: deps.text.name().into(),
-        tenant: inputs.tenant.name.clone(),
+        model: inputs.model.into(),
+        tenant: inputs.tenant.into(),
         tier: inputs.classified.map_or_else(none, |classified| classified.tier.name().into()),
         tier_reason: inputs.classified.map_or_else(none, |classified| classified.reason.clone()),
         outcome: name.into(),
         reason,
-        throttle_step: inputs.pressure.map_or_else(none, |pressure| pressure.step.name().into()),
+        throttle_step: inputs.pressure.map_or_else(none, |pressure| pressure.throttle.step.name().into()),
         route_policy: placement.map_or_else(none, |placement| placement.policy.name().into()),
         instance: placement.map(|placement| placement.instance.0),
         prompt_tokens: inputs.prompt_tokens,
@@ -67,6 +71,29 @@ pub fn row(deps: &Deps, at: Micros, inputs: &Inputs<'_>, outcome: Outcome<'_>) -
         candidates: candidates.iter().map(candidate_row).collect(),
         variant: placement.map(|placement| placement.variant.clone()),
     }
+}
+
+/// The refusal of a request that policies would not take.
+pub fn overloaded((reason, retry_after): (RejectReason, Duration), tier: Option<Tier>, model: &str) -> ApiError {
+    let tier = tier.map_or(super::recorder::UNCLASSED, Tier::name);
+    let message = match reason {
+        RejectReason::Throttled => format!("The service is near its capacity and takes no {tier} requests now."),
+        RejectReason::QueueFull => "Too many requests wait already.".to_string(),
+        RejectReason::NoInstance => format!("No instance serves `{model}` now."),
+        RejectReason::WaitedTooLong => "The request waited for the longest time allowed.".to_string(),
+    };
+    let message = format!("{message} Please retry after {} s.", retry_after.as_secs_f64().ceil());
+    ApiError::Overloaded { reason, retry_after, message }
+}
+
+/// Refusal of a request that found the queue full when it came to it.
+pub const FULL_AT_PUSH: (RejectReason, Duration) = (RejectReason::QueueFull, Duration::from_secs(2));
+/// Refusal of a request that waited for the longest time allowed.
+pub const WAITED_TOO_LONG: (RejectReason, Duration) = (RejectReason::WaitedTooLong, Duration::from_secs(5));
+
+/// Why a request of `tokens` waits in a queue that held `before`.
+pub fn queue_reason(before: QueueLoad, tokens: u64) -> String {
+    format!("no lease free: {} requests with {} tokens wait", before.requests + 1, before.tokens.saturating_add(tokens))
 }
 
 fn candidate_row(cost: &CandidateCost) -> CandidateRow {

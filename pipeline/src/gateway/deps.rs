@@ -17,8 +17,8 @@ use super::{conversation::Conversation, instances::InstanceDirectory, metrics::M
 use crate::{
     config::Config,
     ids::Micros,
-    policy::{ClusterView, PrefixHits},
-    rows::{DecisionRow, FaultRow, RequestRow},
+    policy::{ClusterView, PrefixReading},
+    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow},
 };
 
 /// Where rows go. Waits when the bus is full, so that accounts stay complete; never fails the request.
@@ -26,6 +26,8 @@ use crate::{
 pub trait EventSink: Send + Sync {
     async fn request(&self, row: RequestRow);
     async fn decision(&self, row: DecisionRow);
+    /// What a decision was made from; comes before it.
+    async fn policy_input(&self, row: PolicyInputRow);
     async fn fault(&self, row: FaultRow);
 }
 
@@ -33,8 +35,8 @@ pub trait EventSink: Send + Sync {
 pub trait ViewSource: Send + Sync {
     /// The fleet now: instances and leases from the directory, engine figures and mode from the dataflow.
     fn cluster(&self, now: Micros) -> ClusterView;
-    /// Longest cached prefix per instance, in tokens.
-    fn prefix_hits(&self, hashes: &[u64], block_size: usize) -> PrefixHits;
+    /// Longest cached prefix per instance of the prompts, whose block hashes are given.
+    fn prefix_hits(&self, prompts: &[Vec<u64>], block_size: usize) -> PrefixReading;
 }
 
 /// Who says something in a chat.

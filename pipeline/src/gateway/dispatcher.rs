@@ -23,14 +23,16 @@ use tokio::sync::oneshot;
 use super::{
     deps::Deps,
     instances::{InstanceClient, InstanceState, Lease},
+    reading::{LeaseFate, PlaceReading, tick_row},
 };
 use crate::{
+    config::Recorded,
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        CandidateCost, ClusterView, FairQueue, Placement, PrefixHits, QueueLoad, RouteRejection, RouteRequest,
-        ThrottleState, ThrottleStep, Ticket, Tier, Waiting, next_step, route, saturation, token_cost,
+        CandidateCost, ClusterView, FairQueue, Placement, PrefixReading, QueueLoad, RouteConfig, RouteRejection,
+        RouteRequest, ThrottleState, ThrottleStep, Ticket, Tier, Waiting, press, route, token_cost,
     },
-    rows::FaultRow,
+    rows::{FaultRow, PolicyInputRow},
 };
 
 /// A waiter looks again after this even if nothing rang.
@@ -66,12 +68,22 @@ pub struct Grant {
     pub client: Arc<dyn InstanceClient>,
     pub lease: Arc<Lease>,
     pub placement: Placement,
+    pub reading: Box<PlaceReading>,
+}
+
+/// No place, and what that was decided from.
+pub struct NoPlace {
+    pub rejection: RouteRejection,
+    pub reading: Box<PlaceReading>,
+    pub fate: LeaseFate,
 }
 
 /// What policy saw and said of throttling when a request arrived.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Pressure {
     pub view: ClusterView,
-    pub step: ThrottleStep,
+    pub before: ThrottleState,
+    pub throttle: ThrottleState,
     pub saturation: Option<f64>,
 }
 
@@ -85,13 +97,16 @@ pub struct Dispatcher {
     queue: Mutex<FairQueue<Pending>>,
     throttle: Mutex<ThrottleState>,
     turn: AtomicU64,
+    /// Id of the settings in force, for the rows of what was read.
+    settings: String,
 }
 
 impl Dispatcher {
     pub fn new(deps: Deps) -> Self {
         let queue = Mutex::new(FairQueue::new(&deps.config.policy.queue));
         let throttle = Mutex::new(ThrottleState { step: ThrottleStep::Open, since: i64::MIN / 2 });
-        Self { deps, queue, throttle, turn: AtomicU64::new(0) }
+        let settings = Recorded::of(&deps.config, deps.text.name(), deps.text.block_size()).id();
+        Self { deps, queue, throttle, turn: AtomicU64::new(0), settings }
     }
 
     pub fn queue_load(&self) -> QueueLoad {
@@ -102,68 +117,71 @@ impl Dispatcher {
     pub async fn pressure(&self, now: Micros) -> Pressure {
         let policy = &self.deps.config.policy;
         let view = self.deps.views.cluster(now);
-        let level = saturation(&view, policy);
-        let (before, after) = {
+        let (before, level, after) = {
             let mut state = lock(&self.throttle);
-            let before = state.step;
-            *state = next_step(*state, level, now, &policy.throttle);
-            (before, state.step)
+            let before = *state;
+            let (level, after) = press(&view, before, now, policy);
+            *state = after;
+            (before, level, after)
         };
-        self.deps.metrics.throttle_step.set(after as i64);
+        self.deps.metrics.throttle_step.set(after.step as i64);
         self.deps.metrics.saturation.set(level.unwrap_or(f64::NAN));
         if before != after {
             let shown = level.map_or("unknown".to_string(), |level| format!("{level:.3}"));
-            let detail = format!("{} to {} at saturation {shown}", before.name(), after.name());
+            let detail = format!("{} to {} at saturation {shown}", before.step.name(), after.step.name());
             tracing::warn!(%detail, "throttle step");
             let row = FaultRow { at: now, component: "policy".into(), kind: "throttle_step".into(), detail, count: 1 };
             self.deps.events.fault(row).await;
         }
-        Pressure { view, step: after, saturation: level }
+        Pressure { view, before, throttle: after, saturation: level }
     }
 
-    /// Cached tokens per instance, added up over the prompts.
-    pub fn hits(&self, demand: &Demand) -> PrefixHits {
-        let mut sum: Vec<(InstanceId, u32)> = Vec::new();
-        for hashes in demand.hashes.iter() {
-            for (instance, tokens) in self.deps.views.prefix_hits(hashes, self.deps.text.block_size()).0 {
-                match sum.iter_mut().find(|(id, _)| *id == instance) {
-                    Some((_, held)) => *held = held.saturating_add(tokens),
-                    None => sum.push((instance, tokens)),
-                }
-            }
+    /// Moves the throttle while no requests come; a look that moved it is a row.
+    pub async fn tick(&self, now: Micros) {
+        let pressure = self.pressure(now).await;
+        if pressure.before != pressure.throttle {
+            let row = tick_row(now, &pressure.view, pressure.before);
+            self.deps.events.policy_input(PolicyInputRow { settings: self.settings.clone(), ..row }).await;
         }
-        PrefixHits(sum)
     }
 
-    /// What routing would say now; reserves nothing.
-    pub fn preview(&self, view: &ClusterView, demand: &Demand, now: Micros) -> Result<Placement, RouteRejection> {
-        self.route(view, demand, &[], now)
+    /// Id of the settings in force.
+    pub fn settings(&self) -> &str {
+        &self.settings
     }
 
-    fn route(
-        &self,
-        view: &ClusterView,
-        demand: &Demand,
-        excluded: &[InstanceId],
-        now: Micros,
-    ) -> Result<Placement, RouteRejection> {
-        let hits = self.hits(demand);
-        let request = RouteRequest {
-            model: self.deps.text.name(),
-            variants: &demand.variants,
+    /// Whose turn it is among equal instances.
+    pub fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Relaxed)
+    }
+
+    /// Cached prefixes of the demand's prompts, if the view may be read.
+    pub fn prefixes(&self, view: &ClusterView, demand: &Demand) -> PrefixReading {
+        match view.mode.is_usable() {
+            true => self.deps.views.prefix_hits(&demand.hashes, self.deps.text.block_size()),
+            false => PrefixReading::default(),
+        }
+    }
+
+    fn read(&self, demand: &Demand, excluded: &[InstanceId]) -> Box<PlaceReading> {
+        let now = self.deps.clock.now();
+        let view = self.deps.views.cluster(now);
+        Box::new(PlaceReading {
+            now,
+            prefixes: self.prefixes(&view, demand),
+            view,
+            hashes: demand.hashes.clone(),
+            variants: demand.variants.clone(),
             tier: demand.tier,
             prompt_tokens: demand.prompt_tokens,
             max_tokens: demand.max_tokens,
-            hits: &hits,
-            turn: self.turn.load(Ordering::Relaxed),
-            now,
-            excluded,
-        };
-        route(view, &request, &self.deps.config.policy.route)
+            turn: self.turn(),
+            excluded: excluded.to_vec(),
+        })
     }
 
     /// Routes and reserves, at once or not at all. `failed` incarnations are left out; their restarts are not.
-    pub fn place(&self, demand: &Demand, failed: &[Failed]) -> Result<Grant, RouteRejection> {
+    pub fn place(&self, demand: &Demand, failed: &[Failed]) -> Result<Grant, NoPlace> {
         let directory = self.deps.directory.load();
         let is_failed = |entry: &&Arc<super::instances::InstanceEntry>| {
             failed.iter().any(|f| f.instance == entry.id && f.epoch == entry.epoch)
@@ -176,10 +194,17 @@ impl Dispatcher {
             .collect();
         let cost = token_cost(demand.prompt_tokens, demand.max_tokens);
         let most = self.deps.config.policy.route.lease_tokens_max;
+        let mut reading = self.read(demand, &excluded);
         let mut candidates: Vec<CandidateCost> = Vec::new();
-        for _ in 0..RACES_MAX {
-            let now = self.deps.clock.now();
-            let placement = self.route(&self.deps.views.cluster(now), demand, &excluded, now)?;
+        for race in 0..RACES_MAX {
+            if race > 0 {
+                reading = self.read(demand, &excluded);
+            }
+            let route = &self.deps.config.policy.route;
+            let placement = match place_by(&reading, self.deps.text.name(), route) {
+                Ok(placement) => placement,
+                Err(rejection) => return Err(NoPlace { rejection, reading, fate: LeaseFate::None }),
+            };
             let entry = directory.iter().find(|entry| entry.id == placement.instance);
             let Some((entry, client)) = entry.and_then(|entry| Some((entry, entry.client.clone()?))) else {
                 excluded.push(placement.instance);
@@ -188,24 +213,25 @@ impl Dispatcher {
             if let Some(lease) = entry.leases.reserve(cost, most) {
                 self.turn.fetch_add(1, Ordering::Relaxed);
                 let (instance, epoch) = (entry.id, entry.epoch);
-                return Ok(Grant { instance, epoch, client, lease: Arc::new(lease), placement });
+                return Ok(Grant { instance, epoch, client, lease: Arc::new(lease), placement, reading });
             }
             candidates = placement.candidates;
         }
-        Err(RouteRejection::NoRoom { candidates })
+        Err(NoPlace { rejection: RouteRejection::NoRoom { candidates }, reading, fate: LeaseFate::Lost })
     }
 
-    /// Puts a request into the queue, or says that it is full.
-    pub fn enqueue(self: &Arc<Self>, demand: Demand) -> Option<QueuePlace> {
+    /// Puts a request into the queue and says what it held before; no place if it is full.
+    pub fn enqueue(self: &Arc<Self>, demand: Demand) -> (QueueLoad, Option<QueuePlace>) {
         let (grant, granted) = oneshot::channel();
         let tokens = token_cost(demand.prompt_tokens, demand.max_tokens);
         let waiting =
             Waiting { tier: demand.tier, tokens, since: self.deps.clock.now(), item: Pending { demand, grant } };
         let mut queue = lock(&self.queue);
-        let ticket = queue.push(waiting).ok()?;
+        let before = queue.load();
+        let Ok(ticket) = queue.push(waiting) else { return (before, None) };
         self.show_load(queue.load());
         drop(queue);
-        Some(QueuePlace { dispatcher: self.clone(), ticket, granted })
+        (before, Some(QueuePlace { dispatcher: self.clone(), ticket, granted }))
     }
 
     /// Grants the head of the queue for as long as there is room. Grants go to waiters that are gone, too: dropping the
@@ -237,6 +263,22 @@ impl Dispatcher {
         self.deps.metrics.queue_requests.set(load.requests as i64);
         self.deps.metrics.queue_tokens.set(i64::try_from(load.tokens).unwrap_or(i64::MAX));
     }
+}
+
+/// What routing says to a reading.
+pub fn place_by(reading: &PlaceReading, model: &str, config: &RouteConfig) -> Result<Placement, RouteRejection> {
+    let request = RouteRequest {
+        model,
+        variants: &reading.variants,
+        tier: reading.tier,
+        prompt_tokens: reading.prompt_tokens,
+        max_tokens: reading.max_tokens,
+        hits: &reading.prefixes.hits,
+        turn: reading.turn,
+        now: reading.now,
+        excluded: &reading.excluded,
+    };
+    route(&reading.view, &request, config)
 }
 
 /// A place in the queue; leaving it (drop) takes the entry out.

@@ -12,7 +12,7 @@
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `instances` | instances, their clients and leases |
 //! | `recorder` | one account a request: rows, metrics and log lines |
-//! | `decision` | a decision and its inputs as a row |
+//! | `decision`, `reading` | a decision as a row; what policies read for it as another |
 //! | `auth`, `error`, `metrics` | who asks; how it can end; Prometheus |
 //! | `models`, `status` | the small routes |
 //!
@@ -37,6 +37,7 @@ pub mod params;
 pub mod parse;
 pub mod prepare;
 pub mod reader;
+pub mod reading;
 pub mod recorder;
 pub mod running;
 pub mod sequence;
@@ -84,7 +85,7 @@ impl Gateway {
 
     /// Lets the throttle follow the signal while no requests come. Its owner calls it about every second.
     pub async fn tick(&self) {
-        self.dispatcher.pressure(self.deps.clock.now()).await;
+        self.dispatcher.tick(self.deps.clock.now()).await;
         self.dispatcher.pump();
     }
 }

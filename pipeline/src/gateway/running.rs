@@ -136,8 +136,8 @@ impl Running {
                     self.book(choice, &piece).await;
                     return Some(Ok(Step::Piece { choice, piece }));
                 }
-                Some((_, Ok(SequenceEvent::Moved { placement, because, .. }))) => {
-                    self.case.moved(&self.gateway, &placement, &because).await;
+                Some((_, Ok(SequenceEvent::Moved { placement, reading, because, .. }))) => {
+                    self.case.moved(&self.gateway, (&placement, &reading), &because).await;
                 }
                 Some((_, Err(error))) => return Some(Err(self.fail(error).await)),
                 None => {

@@ -15,10 +15,11 @@ use futures::StreamExt;
 
 use super::{
     deps::Deps,
-    dispatcher::{Demand, Dispatcher, Failed, Grant},
+    dispatcher::{Demand, Dispatcher, Failed, Grant, NoPlace},
     error::ApiError,
     instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError, Lease},
     output::Output,
+    reading::PlaceReading,
 };
 use crate::{
     ids::InstanceId,
@@ -74,6 +75,7 @@ pub enum SequenceEvent {
     Moved {
         instance: InstanceId,
         placement: Placement,
+        reading: Box<PlaceReading>,
         because: String,
     },
 }
@@ -238,8 +240,9 @@ impl Sequence {
             self.failed.push(self.seat.at);
             let grant = self.find_seat(&error).await?;
             self.seat = Seat::of(&grant);
-            let (instance, placement) = (grant.instance, grant.placement);
-            self.waiting_events.push_back(SequenceEvent::Moved { instance, placement, because: error.to_string() });
+            let (instance, placement, reading) = (grant.instance, grant.placement, grant.reading);
+            let because = error.to_string();
+            self.waiting_events.push_back(SequenceEvent::Moved { instance, placement, reading, because });
             match self.open().await {
                 Ok(()) => return Ok(()),
                 Err(next) => error = next,
@@ -255,7 +258,7 @@ impl Sequence {
             match self.dispatcher.place(&self.demand, &self.failed) {
                 Ok(grant) => return Ok(grant),
                 // All others are gone: one that was busy, or that is still there after a while, may be tried again.
-                Err(RouteRejection::NoInstance)
+                Err(NoPlace { rejection: RouteRejection::NoInstance, .. })
                     if matches!(error, InstanceError::Busy(_)) || began.elapsed() >= FORGIVE_AFTER =>
                 {
                     self.failed.clear();

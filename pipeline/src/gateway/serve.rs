@@ -18,12 +18,16 @@ use super::{
     instances::GenerateCall,
     parse::ParsedRequest,
     prepare::Prepared,
+    reading::{ArrivalReading, LeaseFate, PlaceReading, wait_over_row},
     recorder::Recorder,
     sequence::{Sequence, SequencePlan},
 };
-use crate::policy::{
-    Admission, AdmitRequest, AdmitState, CandidateCost, Classified, ClassifyRequest, RejectReason, RequestClass,
-    RouteRejection, Tier, admit, choose_variant, classify, hits_of,
+use crate::{
+    policy::{
+        Admission, Arrival, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict, decide,
+        token_cost,
+    },
+    rows::PolicyInputRow,
 };
 
 /// A request on its way, with what became known of it.
@@ -38,6 +42,8 @@ pub struct Case {
     max_tokens: u32,
     predicted_hit_tokens: u32,
     turns: u32,
+    /// What was read for the decision under way.
+    readings: Vec<PolicyInputRow>,
 }
 
 impl Case {
@@ -52,6 +58,7 @@ impl Case {
             max_tokens: 0,
             predicted_hit_tokens: 0,
             turns: 0,
+            readings: Vec::new(),
         }
     }
 
@@ -62,7 +69,8 @@ impl Case {
     async fn decided(&mut self, gateway: &Gateway, outcome: Outcome<'_>) {
         let inputs = Inputs {
             request_id: self.recorder.request_id(),
-            tenant: &self.tenant,
+            tenant: &self.tenant.name,
+            model: gateway.deps.text.name(),
             classified: self.classified.as_ref(),
             pressure: self.pressure.as_ref(),
             prompt_tokens: self.prompt_tokens,
@@ -70,9 +78,23 @@ impl Case {
             predicted_hit_tokens: self.predicted_hit_tokens,
             turns: self.turns,
         };
-        let row = decision::row(&gateway.deps, gateway.deps.clock.now(), &inputs, outcome);
+        let row = decision::row(gateway.deps.clock.now(), decision::new_id("dec"), &inputs, outcome);
         self.decision_id = row.decision_id.clone();
+        for mut reading in self.readings.drain(..) {
+            reading.decision_id = row.decision_id.clone();
+            reading.request_id = row.request_id.clone();
+            reading.settings = gateway.dispatcher.settings().into();
+            gateway.deps.events.policy_input(reading).await;
+        }
         gateway.deps.events.decision(row).await;
+    }
+
+    /// The arrival's row says how full the queue was.
+    fn came_to_queue(&mut self, before: QueueLoad) {
+        if let Some(arrival) = self.readings.first_mut() {
+            arrival.pushed_requests = Some(before.requests as u64);
+            arrival.pushed_tokens = Some(before.tokens);
+        }
     }
 
     /// A refusal before any decision of a policy: a decision all the same, so that every id can be explained.
@@ -82,8 +104,9 @@ impl Case {
     }
 
     /// A sequence was moved: a decision that names the instance it left.
-    pub async fn moved(&mut self, gateway: &Gateway, placement: &crate::policy::Placement, because: &str) {
+    pub async fn moved(&mut self, gateway: &Gateway, (placement, reading): (&Placement, &PlaceReading), because: &str) {
         let because = format!("moved, since {because}");
+        self.readings.push(reading.row(LeaseFate::Reserved, &because));
         self.decided(gateway, Outcome::Admit { placement, because }).await;
         self.recorder.dispatched(placement).await;
     }
@@ -94,16 +117,8 @@ impl Case {
         refusal: (RejectReason, Duration),
         candidates: &[CandidateCost],
     ) -> ApiError {
-        let (reason, retry_after) = refusal;
-        let tier = self.classified.as_ref().map_or(super::recorder::UNCLASSED, |classified| classified.tier.name());
-        let message = match reason {
-            RejectReason::Throttled => format!("The service is near its capacity and takes no {tier} requests now."),
-            RejectReason::QueueFull => "Too many requests wait already.".to_string(),
-            RejectReason::NoInstance => format!("No instance serves `{}` now.", gateway.deps.text.name()),
-            RejectReason::WaitedTooLong => "The request waited for the longest time allowed.".to_string(),
-        };
-        let message = format!("{message} Please retry after {} s.", retry_after.as_secs_f64().ceil());
-        let error = ApiError::Overloaded { reason, retry_after, message };
+        let tier = self.classified.as_ref().map(|classified| classified.tier);
+        let error = decision::overloaded(refusal, tier, gateway.deps.text.name());
         self.decided(gateway, Outcome::Reject { error: &error, candidates }).await;
         self.recorder.rejected(&error).await;
         error
@@ -117,10 +132,10 @@ pub async fn serve(
     request: &ParsedRequest,
     prepared: &Prepared,
 ) -> Result<Vec<Sequence>, ApiError> {
-    let mut demand = classify_case(gateway, case, request, prepared).await;
+    let (mut demand, verdict) = decide_case(gateway, case, request, prepared).await;
     let sequences = prepared.prompts.len() * request.common.choices as usize;
     case.recorder.arrived(demand.tier.name(), prepared.prompt_tokens, sequences).await;
-    let grant = seat(gateway, case, &mut demand).await?;
+    let grant = seat(gateway, case, &mut demand, &verdict).await?;
     case.recorder.dispatched(&grant.placement).await;
     let source = Plans { request, prepared, demand: &demand, request_id: case.recorder.request_id() };
     let plans = source.make(&gateway.deps);
@@ -134,110 +149,134 @@ pub async fn serve(
     }
 }
 
-/// Reads the views, classes the request, and says what it needs.
-async fn classify_case(gateway: &Gateway, case: &mut Case, request: &ParsedRequest, prepared: &Prepared) -> Demand {
-    let pressure = gateway.dispatcher.pressure(gateway.deps.clock.now()).await;
-    let (orders, tenant) = (&gateway.deps.config.policy.variants, case.tenant.name.as_str());
+/// Reads the views, asks the policies, and says what the request needs.
+async fn decide_case(
+    gateway: &Gateway,
+    case: &mut Case,
+    request: &ParsedRequest,
+    prepared: &Prepared,
+) -> (Demand, Verdict) {
+    let now = gateway.deps.clock.now();
+    let pressure = gateway.dispatcher.pressure(now).await;
     let mut demand = Demand {
         tier: Tier::Low,
-        variants: orders.possible_for(tenant).into(),
+        variants: Vec::new().into(),
         prompt_tokens: prepared.prompt_tokens,
         max_tokens: total_max_tokens(prepared, request.common.choices),
         hashes: Arc::new(prepared.prompts.iter().map(|prompt| prompt.hashes.clone()).collect()),
     };
-    let hits = pressure.view.mode.is_usable().then(|| gateway.dispatcher.hits(&demand));
-    // The tier decides about the variant: until it is known, a hit on any that may come counts.
-    let hit = hits.as_ref().map(|hits| hits_of(&pressure.view, hits, &demand.variants).longest());
-    let asked = ClassifyRequest {
-        prompt_tokens: prepared.prompt_tokens,
-        predicted_hit_tokens: hit,
+    let reading = ArrivalReading {
+        now,
+        prefixes: gateway.dispatcher.prefixes(&pressure.view, &demand),
+        view: pressure.view.clone(),
+        throttle: pressure.before,
+        hashes: demand.hashes.clone(),
+        prompt_tokens: demand.prompt_tokens,
+        max_tokens: demand.max_tokens,
         turns: request.turns,
+        tenant: case.tenant.name.clone(),
         tenant_class: case.tenant.class,
+        turn: gateway.dispatcher.turn(),
+        queue: gateway.dispatcher.queue_load(),
     };
-    let classified = classify(&asked, &gateway.deps.config.policy.tiers);
-    demand.tier = classified.tier;
-    demand.variants = orders.order_for(RequestClass { tenant, tier: demand.tier }).into();
-    let variant = choose_variant(&pressure.view, gateway.deps.text.name(), &demand.variants, &[]);
-    let hit = hits.zip(variant).map(|(hits, chosen)| {
-        hits_of(&pressure.view, &hits, std::slice::from_ref(&chosen.variant.to_string())).longest()
-    });
-    case.prompt_tokens = prepared.prompt_tokens;
+    let policy = &gateway.deps.config.policy;
+    let verdict = decide_by(&reading, &pressure, gateway.deps.text.name(), policy);
+    demand.tier = verdict.classified.tier;
+    demand.variants = verdict.variants.clone().into();
+    case.readings.push(reading.row());
+    case.prompt_tokens = demand.prompt_tokens;
     case.max_tokens = demand.max_tokens;
-    case.predicted_hit_tokens = hit.unwrap_or(0);
+    case.predicted_hit_tokens = verdict.predicted_hit_tokens.unwrap_or(0);
     case.turns = request.turns;
-    case.classified = Some(classified);
+    case.classified = Some(verdict.classified.clone());
     case.pressure = Some(pressure);
-    demand
+    (demand, verdict)
 }
 
-/// Admission, the queue if need be, and the lease. `demand.max_tokens` and the case's are capped as admission says.
-async fn seat(gateway: &Arc<Gateway>, case: &mut Case, demand: &mut Demand) -> Result<Grant, ApiError> {
-    let policy = &gateway.deps.config.policy;
-    let now = gateway.deps.clock.now();
-    let pressure = case.pressure.as_ref().expect("invariant: classified before");
-    let preview = gateway.dispatcher.preview(&pressure.view, demand, now);
-    let is_serving = |instance: &&crate::policy::InstanceView| {
-        instance.is_ready && instance.model == gateway.deps.text.name() && demand.variants.contains(&instance.variant)
-    };
-    let queue = gateway.dispatcher.queue_load();
-    let state = AdmitState {
-        step: pressure.step,
-        serving: pressure.view.instances.iter().filter(is_serving).count(),
-        has_room: preview.is_ok(),
-        queued_requests: queue.requests,
-        queued_tokens: queue.tokens,
+/// What the policies say to a reading and the throttle it led to.
+pub fn decide_by(
+    reading: &ArrivalReading,
+    pressure: &Pressure,
+    model: &str,
+    policy: &crate::config::Policy,
+) -> Verdict {
+    let arrival = Arrival {
+        now: reading.now,
+        view: &reading.view,
         saturation: pressure.saturation,
+        throttle: pressure.throttle,
+        model,
+        prompt_tokens: reading.prompt_tokens,
+        max_tokens: reading.max_tokens,
+        turns: reading.turns,
+        tenant: &reading.tenant,
+        tenant_class: reading.tenant_class,
+        hits: &reading.prefixes.hits,
+        turn: reading.turn,
+        queue: reading.queue,
     };
-    let candidates = match &preview {
-        Ok(placement) => placement.candidates.clone(),
-        Err(RouteRejection::NoRoom { candidates }) => candidates.clone(),
-        Err(RouteRejection::NoInstance) => Vec::new(),
-    };
-    let ask = AdmitRequest { tier: demand.tier, prompt_tokens: demand.prompt_tokens, max_tokens: demand.max_tokens };
-    let (max_tokens, may_go) = match admit(&ask, &state, policy) {
+    decide(&arrival, policy)
+}
+
+/// The lease, after the queue if need be. `demand.max_tokens` and the case's are capped as admission says.
+async fn seat(
+    gateway: &Arc<Gateway>,
+    case: &mut Case,
+    demand: &mut Demand,
+    verdict: &Verdict,
+) -> Result<Grant, ApiError> {
+    let (max_tokens, may_go) = match verdict.admission {
         Admission::Admit { max_tokens } => (max_tokens, true),
         Admission::Queue { max_tokens } => (max_tokens, false),
         Admission::Reject { reason, retry_after } => {
-            return Err(case.overloaded(gateway, (reason, retry_after), &candidates).await);
+            return Err(case.overloaded(gateway, (reason, retry_after), verdict.candidates()).await);
         }
     };
     (demand.max_tokens, case.max_tokens) = (max_tokens, max_tokens);
-    if may_go && let Ok(grant) = gateway.dispatcher.place(demand, &[]) {
-        case.decided(gateway, Outcome::Admit { placement: &grant.placement, because: String::new() }).await;
-        return Ok(grant);
+    if may_go {
+        match gateway.dispatcher.place(demand, &[]) {
+            Ok(grant) => {
+                case.readings.push(grant.reading.row(LeaseFate::Reserved, ""));
+                case.decided(gateway, Outcome::Admit { placement: &grant.placement, because: String::new() }).await;
+                return Ok(grant);
+            }
+            Err(no_place) => case.readings.push(no_place.reading.row(no_place.fate, "")),
+        }
     }
-    wait(gateway, case, demand, candidates).await
+    wait(gateway, case, demand, verdict.candidates()).await
 }
 
 async fn wait(
     gateway: &Arc<Gateway>,
     case: &mut Case,
     demand: &Demand,
-    candidates: Vec<CandidateCost>,
+    candidates: &[CandidateCost],
 ) -> Result<Grant, ApiError> {
-    let Some(mut place) = gateway.dispatcher.enqueue(demand.clone()) else {
-        let refusal = (RejectReason::QueueFull, Duration::from_secs(2));
-        return Err(case.overloaded(gateway, refusal, &candidates).await);
+    let (before, place) = gateway.dispatcher.enqueue(demand.clone());
+    case.came_to_queue(before);
+    let Some(mut place) = place else {
+        return Err(case.overloaded(gateway, decision::FULL_AT_PUSH, candidates).await);
     };
-    let load = gateway.dispatcher.queue_load();
-    let because = format!("no lease free: {} requests with {} tokens wait", load.requests, load.tokens);
-    case.decided(gateway, Outcome::Queue { candidates: &candidates, because }).await;
+    let because = decision::queue_reason(before, token_cost(demand.prompt_tokens, demand.max_tokens));
+    case.decided(gateway, Outcome::Queue { candidates, because }).await;
     case.recorder.queued().await;
     let wait_max = gateway.deps.config.policy.queue.wait_max;
     let began = gateway.deps.clock.now();
     let grant = place.wait(wait_max).await;
     drop(place);
-    let waited_us = gateway.deps.clock.now() - began;
+    let now = gateway.deps.clock.now();
+    let waited_us = now - began;
     gateway.deps.metrics.queue_wait.observe(waited_us as f64 / 1e6);
+    let because = format!("waited {} ms", waited_us / 1000);
     match grant {
         Some(grant) => {
-            let because = format!("waited {} ms", waited_us / 1000);
+            case.readings.push(grant.reading.row(LeaseFate::Reserved, &because));
             case.decided(gateway, Outcome::Admit { placement: &grant.placement, because }).await;
             Ok(grant)
         }
         None => {
-            let refusal = (RejectReason::WaitedTooLong, Duration::from_secs(5));
-            Err(case.overloaded(gateway, refusal, &candidates).await)
+            case.readings.push(wait_over_row(now, because));
+            Err(case.overloaded(gateway, decision::WAITED_TOO_LONG, candidates).await)
         }
     }
 }

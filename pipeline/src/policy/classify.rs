@@ -25,6 +25,11 @@ impl Tier {
         }
     }
 
+    /// The tier of a name that [`name`](Self::name) gave.
+    pub fn from_name(name: &str) -> Option<Tier> {
+        [Tier::Low, Tier::Medium, Tier::High].into_iter().find(|tier| tier.name() == name)
+    }
+
     /// The next better tier; High stays.
     pub fn raised(self) -> Tier {
         match self {

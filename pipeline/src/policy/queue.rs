@@ -40,6 +40,12 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
+    /// Has a queue with this load room for one more entry of `tokens`?
+    pub fn has_room(&self, load: QueueLoad, tokens: u64) -> bool {
+        let sum = load.tokens.saturating_add(tokens);
+        load.requests < self.requests_max && (load.requests == 0 || sum <= self.tokens_max)
+    }
+
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         require(
             (1..=1_000_000).contains(&self.requests_max),
@@ -107,8 +113,7 @@ pub struct FairQueue<T> {
     served: u128,
     load: QueueLoad,
     next_ticket: u64,
-    requests_max: usize,
-    tokens_max: u64,
+    config: QueueConfig,
     aging_us: i64,
 }
 
@@ -131,8 +136,7 @@ impl<T> FairQueue<T> {
             served: 0,
             load: QueueLoad::default(),
             next_ticket: 0,
-            requests_max: config.requests_max,
-            tokens_max: config.tokens_max,
+            config: config.clone(),
             aging_us: i64::try_from(config.aging.as_micros()).unwrap_or(i64::MAX),
         }
     }
@@ -143,10 +147,10 @@ impl<T> FairQueue<T> {
 
     /// Puts an entry at its tier's end, or gives it back at a bound.
     pub fn push(&mut self, waiting: Waiting<T>) -> Result<Ticket, Waiting<T>> {
-        let tokens = self.load.tokens.saturating_add(waiting.tokens);
-        if self.load.requests >= self.requests_max || (self.load.requests > 0 && tokens > self.tokens_max) {
+        if !self.config.has_room(self.load, waiting.tokens) {
             return Err(waiting);
         }
+        let tokens = self.load.tokens.saturating_add(waiting.tokens);
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         let served = self.served;

@@ -52,6 +52,11 @@ impl ThrottleStep {
         ThrottleStep::ThrottleHigh,
     ];
 
+    /// The step of a name that [`name`](Self::name) gave.
+    pub fn from_name(name: &str) -> Option<ThrottleStep> {
+        ThrottleStep::ALL.into_iter().find(|step| step.name() == name)
+    }
+
     /// Does this step refuse the tier?
     pub fn refuses(self, tier: Tier) -> bool {
         self >= match tier {

@@ -27,6 +27,11 @@ impl ViewMode {
         }
     }
 
+    /// The mode of a name that [`name`](Self::name) gave.
+    pub fn from_name(name: &str) -> Option<ViewMode> {
+        [ViewMode::Exact, ViewMode::Degraded, ViewMode::Stale, ViewMode::Off].into_iter().find(|m| m.name() == name)
+    }
+
     /// Views may be read; otherwise policies take their safe branch.
     pub fn is_usable(self) -> bool {
         matches!(self, ViewMode::Exact | ViewMode::Degraded)
@@ -76,10 +81,18 @@ pub struct ClusterView {
 }
 
 /// Cached prefix of one prompt per instance, from the cache index, in tokens. Instances not listed hold nothing known.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PrefixHits(pub Vec<(InstanceId, u32)>);
 
 impl PrefixHits {
+    /// Adds what another prompt of the same request hits.
+    pub fn add(&mut self, instance: InstanceId, tokens: u32) {
+        match self.0.iter_mut().find(|(id, _)| *id == instance) {
+            Some((_, held)) => *held = held.saturating_add(tokens),
+            None => self.0.push((instance, tokens)),
+        }
+    }
+
     pub fn tokens_on(&self, instance: InstanceId) -> u32 {
         self.0.iter().find(|(id, _)| *id == instance).map_or(0, |(_, tokens)| *tokens)
     }
@@ -87,5 +100,23 @@ impl PrefixHits {
     /// Longest prefix any instance holds.
     pub fn longest(&self) -> u32 {
         self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0)
+    }
+}
+
+/// One look at the cache index.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PrefixReading {
+    /// Tokens per instance, added up over the prompts.
+    pub hits: PrefixHits,
+    /// State of the index; `None` if it was not looked at, or changed during the look.
+    pub as_of: Option<Micros>,
+    /// Longest match of each prompt on any instance, in blocks.
+    pub blocks: Vec<usize>,
+}
+
+impl PrefixReading {
+    /// The hashes of each prompt that the hits depend on: up to the first that nobody holds.
+    pub fn block_hashes<'a>(&'a self, prompts: &'a [Vec<u64>]) -> impl Iterator<Item = &'a [u64]> {
+        prompts.iter().zip(&self.blocks).map(|(hashes, blocks)| &hashes[..hashes.len().min(blocks + 1)])
     }
 }

@@ -60,6 +60,71 @@ fn decision(candidates: Vec<CandidateRow>) -> DecisionRow {
     }
 }
 
+/// With everything in it, and an instance that has not reported.
+fn policy_input() -> PolicyInputRow {
+    let silent = InstanceInputRow {
+        instance: 1,
+        epoch: u64::MAX,
+        model: "smol".into(),
+        variant: "q8".into(),
+        is_ready: true,
+        leased_tokens: 1,
+        leased_requests: 2,
+        reported_at: None,
+        running: None,
+        waiting: None,
+        queued_prefill_tokens: None,
+        context_tokens: None,
+        blocks_used: None,
+        blocks_total: None,
+        prefill_tokens_per_second: None,
+        decode_step_seconds: None,
+    };
+    let told = InstanceInputRow {
+        is_ready: false,
+        reported_at: Some(super::NOW),
+        running: Some(1),
+        waiting: Some(2),
+        queued_prefill_tokens: Some(3),
+        context_tokens: Some(4),
+        blocks_used: Some(5),
+        blocks_total: Some(6),
+        prefill_tokens_per_second: Some(0.1 + 0.2),
+        decode_step_seconds: Some(f64::MIN_POSITIVE),
+        ..silent.clone()
+    };
+    PolicyInputRow {
+        at: super::NOW,
+        reading: "arrival".into(),
+        decision_id: "d1".into(),
+        request_id: "r1".into(),
+        settings: "ab".into(),
+        view_mode: "exact".into(),
+        view_as_of: Some(super::NOW),
+        instances: vec![silent, told],
+        hits: vec![HitRow { instance: 1, tokens: 16 }],
+        hits_as_of: Some(super::NOW),
+        block_hashes: vec![vec![], vec![u64::MAX, 1]],
+        tenant: Some("acme".into()),
+        tenant_class: Some("High".into()),
+        variants: vec!["q8".into(), "q4".into()],
+        tier: Some("Low".into()),
+        prompt_tokens: 1,
+        max_tokens: 2,
+        turns: Some(3),
+        tie_turn: Some(u64::MAX),
+        excluded: vec![7, 8],
+        throttle_step: Some("open".into()),
+        throttle_since_us: Some(i64::MIN),
+        queued_requests: Some(4),
+        queued_tokens: Some(5),
+        pushed_requests: Some(6),
+        pushed_tokens: Some(7),
+        lease: Some("reserved".into()),
+        because: Some("waited".into()),
+    }
+}
+
 fn request(error: Option<String>) -> RequestRow {
     RequestRow {
         at: super::NOW,
@@ -178,6 +243,9 @@ fn every_row_fits_its_schema() {
         proposed: 240,
         accepted: 110,
     };
+    let settings = SettingsRow { at: super::NOW, id: "a".into(), program: "1".into(), text: "[policy]\n".into() };
+    let epoch =
+        EpochRow { at: super::NOW, flow_start: 1, epoch_us: 2, epoch: 3, kv_events_to: 4, ..EpochRow::default() };
     let seen = [
         there_and_back(vec![request(None), request(Some("bad".into()))]),
         there_and_back(vec![decision(vec![]), decision(vec![candidate(0), candidate(1)])]),
@@ -189,6 +257,9 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![load]),
         there_and_back(vec![switched]),
         there_and_back(vec![fault]),
+        there_and_back(vec![settings]),
+        there_and_back(vec![PolicyInputRow { at: super::NOW, ..PolicyInputRow::default() }, policy_input()]),
+        there_and_back(vec![epoch]),
     ];
     assert_eq!(seen, Topic::ALL);
 }

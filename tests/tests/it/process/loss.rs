@@ -50,7 +50,7 @@ async fn a_killed_worker_is_not_noticed_by_its_clients() {
 }
 
 /// Kills the process of one of the instances that run something now.
-async fn kill_serving_worker(server: &Server, round: usize) {
+pub(super) async fn kill_serving_worker(server: &Server, round: usize) {
     let running = "select distinct instance from requests where event = 'grew' and request_id not in \
                    (select request_id from requests where event = 'finished') order by instance";
     let rows = server.until(running, |rows| !rows.is_empty()).await;

@@ -2,6 +2,7 @@
 
 mod clients;
 mod loss;
+mod replay;
 mod starts;
 mod structure;
 mod variants;

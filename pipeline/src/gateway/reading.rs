@@ -1,0 +1,259 @@
+//! What policies read, as a row of `policy_inputs`, and back (SPEC X2).
+//!
+//! Invariant: what is read back gives the policies the same inputs to the last bit; a test holds it. Block hashes after the
+//! first that nobody was believed to hold play no part in a hit and are left out.
+//! Cost: O(instances + cached blocks) a reading. State: none; a row has at most [`HASHES_MAX`] hashes, and says nothing of the
+//! cache index's state beyond that (`hits_as_of` is NULL then: the hits are recorded, but cannot be derived again).
+
+use std::sync::Arc;
+
+use crate::{
+    ids::{InstanceId, Micros, ProcessEpoch},
+    policy::{
+        ClusterView, EngineView, InstanceView, PrefixHits, PrefixReading, QueueLoad, ThrottleState, ThrottleStep, Tier,
+        ViewMode,
+    },
+    rows::{HitRow, InstanceInputRow, PolicyInputRow},
+};
+
+/// Hashes of one row.
+pub const HASHES_MAX: usize = 1 << 16;
+
+/// What routing read for one placement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlaceReading {
+    pub now: Micros,
+    pub view: ClusterView,
+    pub prefixes: PrefixReading,
+    pub hashes: Arc<Vec<Vec<u64>>>,
+    /// Variants that may serve it, best first.
+    pub variants: Arc<[String]>,
+    pub tier: Tier,
+    pub prompt_tokens: u32,
+    pub max_tokens: u32,
+    pub turn: u64,
+    pub excluded: Vec<InstanceId>,
+}
+
+/// What became of the room that routing chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseFate {
+    Reserved,
+    /// Others were faster, each time.
+    Lost,
+    /// Routing chose nothing.
+    None,
+}
+
+impl LeaseFate {
+    pub fn name(self) -> &'static str {
+        match self {
+            LeaseFate::Reserved => "reserved",
+            LeaseFate::Lost => "lost",
+            LeaseFate::None => "none",
+        }
+    }
+}
+
+impl PlaceReading {
+    /// The row; who decides puts request, decision and settings in.
+    pub fn row(&self, fate: LeaseFate, because: &str) -> PolicyInputRow {
+        PolicyInputRow {
+            variants: self.variants.to_vec(),
+            tier: Some(self.tier.name().into()),
+            prompt_tokens: self.prompt_tokens,
+            max_tokens: self.max_tokens,
+            tie_turn: Some(self.turn),
+            excluded: self.excluded.iter().map(|id| id.0).collect(),
+            lease: Some(fate.name().into()),
+            because: Some(because.into()),
+            ..looked("placement", (self.now, &self.view), &self.prefixes, &self.hashes)
+        }
+    }
+
+    /// The reading of a row; `None` if the row is no placement or holds a name nobody knows.
+    pub fn from_row(row: &PolicyInputRow) -> Option<PlaceReading> {
+        Some(PlaceReading {
+            now: row.at,
+            view: view_of(row)?,
+            prefixes: prefixes_of(row),
+            hashes: Arc::new(row.block_hashes.clone()),
+            variants: row.variants.clone().into(),
+            tier: Tier::from_name(row.tier.as_deref()?)?,
+            prompt_tokens: row.prompt_tokens,
+            max_tokens: row.max_tokens,
+            turn: row.tie_turn?,
+            excluded: row.excluded.iter().map(|id| InstanceId(*id)).collect(),
+        })
+    }
+}
+
+/// What was read when a request arrived; the throttle's state is the one before.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ArrivalReading {
+    pub now: Micros,
+    pub view: ClusterView,
+    pub throttle: ThrottleState,
+    pub prefixes: PrefixReading,
+    pub hashes: Arc<Vec<Vec<u64>>>,
+    pub prompt_tokens: u32,
+    pub max_tokens: u32,
+    pub turns: u32,
+    pub tenant: String,
+    pub tenant_class: Tier,
+    pub turn: u64,
+    pub queue: QueueLoad,
+}
+
+impl ArrivalReading {
+    pub fn row(&self) -> PolicyInputRow {
+        PolicyInputRow {
+            tenant: Some(self.tenant.clone()),
+            tenant_class: Some(self.tenant_class.name().into()),
+            prompt_tokens: self.prompt_tokens,
+            max_tokens: self.max_tokens,
+            turns: Some(self.turns),
+            tie_turn: Some(self.turn),
+            throttle_step: Some(self.throttle.step.name().into()),
+            throttle_since_us: Some(self.throttle.since),
+            queued_requests: Some(self.queue.requests as u64),
+            queued_tokens: Some(self.queue.tokens),
+            ..looked("arrival", (self.now, &self.view), &self.prefixes, &self.hashes)
+        }
+    }
+
+    /// The reading of a row; `None` if the row is no arrival or holds a name nobody knows.
+    pub fn from_row(row: &PolicyInputRow) -> Option<ArrivalReading> {
+        Some(ArrivalReading {
+            now: row.at,
+            view: view_of(row)?,
+            throttle: throttle_of(row)?,
+            prefixes: prefixes_of(row),
+            hashes: Arc::new(row.block_hashes.clone()),
+            prompt_tokens: row.prompt_tokens,
+            max_tokens: row.max_tokens,
+            turns: row.turns?,
+            tenant: row.tenant.clone()?,
+            tenant_class: Tier::from_name(row.tenant_class.as_deref()?)?,
+            turn: row.tie_turn?,
+            queue: QueueLoad { requests: usize::try_from(row.queued_requests?).ok()?, tokens: row.queued_tokens? },
+        })
+    }
+}
+
+/// The row of a look that moved the throttle, and nothing else.
+pub fn tick_row(now: Micros, view: &ClusterView, throttle: ThrottleState) -> PolicyInputRow {
+    PolicyInputRow {
+        throttle_step: Some(throttle.step.name().into()),
+        throttle_since_us: Some(throttle.since),
+        ..looked("tick", (now, view), &PrefixReading::default(), &[])
+    }
+}
+
+/// The row of a wait that ended without a placement.
+pub fn wait_over_row(now: Micros, because: String) -> PolicyInputRow {
+    PolicyInputRow {
+        at: now,
+        reading: "wait_over".into(),
+        view_mode: ViewMode::Off.name().into(),
+        because: Some(because),
+        ..PolicyInputRow::default()
+    }
+}
+
+/// The throttle's state before the look of a row.
+pub fn throttle_of(row: &PolicyInputRow) -> Option<ThrottleState> {
+    let step = ThrottleStep::from_name(row.throttle_step.as_deref()?)?;
+    Some(ThrottleState { step, since: row.throttle_since_us? })
+}
+
+fn looked(
+    reading: &str,
+    (now, view): (Micros, &ClusterView),
+    prefixes: &PrefixReading,
+    hashes: &[Vec<u64>],
+) -> PolicyInputRow {
+    let is_whole = prefixes.block_hashes(hashes).map(|kept| kept.len()).sum::<usize>() <= HASHES_MAX;
+    let block_hashes = match is_whole {
+        true => prefixes.block_hashes(hashes).map(<[u64]>::to_vec).collect(),
+        false => Vec::new(),
+    };
+    PolicyInputRow {
+        at: now,
+        reading: reading.into(),
+        view_mode: view.mode.name().into(),
+        view_as_of: view.as_of,
+        instances: view.instances.iter().map(instance_row).collect(),
+        hits: prefixes.hits.0.iter().map(|(id, tokens)| HitRow { instance: id.0, tokens: *tokens }).collect(),
+        hits_as_of: prefixes.as_of.filter(|_| is_whole),
+        block_hashes,
+        ..PolicyInputRow::default()
+    }
+}
+
+fn instance_row(view: &InstanceView) -> InstanceInputRow {
+    let engine = view.engine.as_ref();
+    InstanceInputRow {
+        instance: view.instance.0,
+        epoch: view.epoch.0,
+        model: view.model.clone(),
+        variant: view.variant.clone(),
+        is_ready: view.is_ready,
+        leased_tokens: view.leased_tokens,
+        leased_requests: view.leased_requests,
+        reported_at: engine.map(|engine| engine.reported_at),
+        running: engine.map(|engine| engine.running),
+        waiting: engine.map(|engine| engine.waiting),
+        queued_prefill_tokens: engine.map(|engine| engine.queued_prefill_tokens),
+        context_tokens: engine.map(|engine| engine.context_tokens),
+        blocks_used: engine.map(|engine| engine.blocks_used),
+        blocks_total: engine.map(|engine| engine.blocks_total),
+        prefill_tokens_per_second: engine.and_then(|engine| engine.prefill_tokens_per_second),
+        decode_step_seconds: engine.and_then(|engine| engine.decode_step_seconds),
+    }
+}
+
+/// The fleet as the policies of a row saw it.
+pub fn view_of(row: &PolicyInputRow) -> Option<ClusterView> {
+    Some(ClusterView {
+        mode: ViewMode::from_name(&row.view_mode)?,
+        as_of: row.view_as_of,
+        instances: row.instances.iter().map(instance_of).collect(),
+    })
+}
+
+fn instance_of(row: &InstanceInputRow) -> InstanceView {
+    let engine = || {
+        Some(EngineView {
+            reported_at: row.reported_at?,
+            running: row.running?,
+            waiting: row.waiting?,
+            queued_prefill_tokens: row.queued_prefill_tokens?,
+            context_tokens: row.context_tokens?,
+            blocks_used: row.blocks_used?,
+            blocks_total: row.blocks_total?,
+            prefill_tokens_per_second: row.prefill_tokens_per_second,
+            decode_step_seconds: row.decode_step_seconds,
+        })
+    };
+    InstanceView {
+        instance: InstanceId(row.instance),
+        epoch: ProcessEpoch(row.epoch),
+        model: row.model.clone(),
+        variant: row.variant.clone(),
+        is_ready: row.is_ready,
+        leased_tokens: row.leased_tokens,
+        leased_requests: row.leased_requests,
+        engine: engine(),
+    }
+}
+
+fn prefixes_of(row: &PolicyInputRow) -> PrefixReading {
+    let hits = row.hits.iter().map(|hit| (InstanceId(hit.instance), hit.tokens)).collect();
+    let blocks = row.block_hashes.iter().map(|hashes| hashes.len().saturating_sub(1)).collect();
+    PrefixReading { hits: PrefixHits(hits), as_of: row.hits_as_of, blocks }
+}
+
+#[cfg(test)]
+#[path = "reading_tests.rs"]
+mod tests;

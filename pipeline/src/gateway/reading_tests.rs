@@ -1,0 +1,88 @@
+//! Readings as rows and back.
+
+use super::*;
+
+fn view() -> ClusterView {
+    let engine = EngineView {
+        reported_at: 77,
+        running: 1,
+        waiting: 2,
+        queued_prefill_tokens: 3,
+        context_tokens: 4,
+        blocks_used: 5,
+        blocks_total: 6,
+        prefill_tokens_per_second: Some(0.1 + 0.2),
+        decode_step_seconds: None,
+    };
+    let instance = |id: u32, engine| InstanceView {
+        instance: InstanceId(id),
+        epoch: ProcessEpoch(9),
+        model: "tiny".into(),
+        variant: "q8".into(),
+        is_ready: id == 0,
+        leased_tokens: u64::MAX,
+        leased_requests: 7,
+        engine,
+    };
+    ClusterView {
+        mode: ViewMode::Degraded,
+        as_of: Some(100),
+        instances: vec![instance(0, Some(engine)), instance(1, None)],
+    }
+}
+
+fn prefixes() -> PrefixReading {
+    let hits = PrefixHits(vec![(InstanceId(0), 32), (InstanceId(5), 16)]);
+    PrefixReading { hits, as_of: Some(200), blocks: vec![2, 0] }
+}
+
+/// Scenario: an arrival and a placement with everything in them become rows and come back.
+/// Guarantees: policies get the same inputs to the last bit; of the hashes, those up to the first miss are kept (SPEC X2).
+#[test]
+fn there_and_back() {
+    let hashes = Arc::new(vec![vec![1, 2, 3, 4], vec![5, 6]]);
+    let kept = Arc::new(vec![vec![1, 2, 3], vec![5]]);
+    let arrival = ArrivalReading {
+        now: 1,
+        view: view(),
+        throttle: ThrottleState { step: ThrottleStep::Shrink, since: i64::MIN / 2 },
+        prefixes: prefixes(),
+        hashes: hashes.clone(),
+        prompt_tokens: 64,
+        max_tokens: 10,
+        turns: 3,
+        tenant: "acme".into(),
+        tenant_class: Tier::Medium,
+        turn: 8,
+        queue: QueueLoad { requests: 2, tokens: 99 },
+    };
+    let row = arrival.row();
+    assert_eq!(ArrivalReading::from_row(&row), Some(ArrivalReading { hashes: kept.clone(), ..arrival }));
+    assert_eq!(PlaceReading::from_row(&row), None);
+    let place = PlaceReading {
+        now: 2,
+        view: view(),
+        prefixes: prefixes(),
+        hashes,
+        variants: vec!["q8".to_string(), "q4".to_string()].into(),
+        tier: Tier::Low,
+        prompt_tokens: 64,
+        max_tokens: 10,
+        turn: 8,
+        excluded: vec![InstanceId(3)],
+    };
+    let row = place.row(LeaseFate::Lost, "waited");
+    assert_eq!((row.lease.as_deref(), row.because.as_deref()), (Some("lost"), Some("waited")));
+    assert_eq!(PlaceReading::from_row(&row), Some(PlaceReading { hashes: kept, ..place }));
+    assert_eq!(ArrivalReading::from_row(&row), None);
+}
+
+/// Scenario: a prompt whose cached prefix has more blocks than a row may hold.
+/// Guarantees: the row stays bounded, keeps the hits, and does not claim that they can be derived again.
+#[test]
+fn hashes_are_bounded() {
+    let long = vec![(0..HASHES_MAX as u64 + 10).collect::<Vec<_>>()];
+    let prefixes = PrefixReading { blocks: vec![HASHES_MAX + 1], ..prefixes() };
+    let row = looked("placement", (1, &view()), &prefixes, &long);
+    assert_eq!((row.block_hashes.len(), row.hits_as_of, row.hits.len()), (0, None, 2));
+}

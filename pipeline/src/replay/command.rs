@@ -1,0 +1,157 @@
+//! `evenkeel replay --log DIR`: runs both levels and says what differs, or writes what another policy would have decided.
+//!
+//! Ends with success if everything that could be checked is equal. No state.
+
+use std::{fs, io::Write, path::Path, path::PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use arrow::{array::RecordBatch, datatypes::FieldRef};
+use clap::{Args, ValueEnum};
+use parquet::arrow::ArrowWriter;
+use queries::encode;
+use serde_arrow::schema::{SchemaLike, TracingOptions};
+
+use super::{
+    flow,
+    rebuild::{Obstacle, Rebuilder, tick},
+    recording::{Recording, Settings},
+    report::{Difference, Report},
+    what_if::{WhatIfRow, what_if},
+};
+use crate::{bus::Archive, config::Recorded, gateway::reading::throttle_of, rows::PolicyInputRow};
+
+/// How far a replay goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Level {
+    /// Make the decisions again from their recorded inputs
+    Policies,
+    /// … and the inputs from the recorded rows
+    All,
+}
+
+#[derive(Debug, Args)]
+pub struct ReplayOptions {
+    /// A server's data folder, or its `log` folder; it is only read
+    #[arg(long)]
+    pub log: PathBuf,
+    #[arg(long, value_enum, default_value = "all")]
+    pub level: Level,
+    /// Say what another policy would have decided instead: a TOML file with [policy.…] settings that differ
+    #[arg(long)]
+    pub policy: Option<PathBuf>,
+    /// With --policy: where the table goes, by its ending .parquet, .arrow, .json or .csv; without it, CSV to the terminal
+    #[arg(long, requires = "policy")]
+    pub out: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn execute(options: &ReplayOptions) -> anyhow::Result<()> {
+    let archive = Archive::open(&options.log)?;
+    if let Some(policy) = &options.policy {
+        return print_what_if(&archive, policy, options.out.as_deref());
+    }
+    let report = replay(&archive, options.level);
+    print!("{report}");
+    ensure!(report.decisions > 0, "the log has no decisions");
+    if !report.is_clean() {
+        bail!("the replay differs from the log: {} differences, {} damaged", report.different, report.damage.len());
+    }
+    Ok(())
+}
+
+/// Replays a log.
+pub fn replay(archive: &Archive, level: Level) -> Report {
+    let mut report = Report::default();
+    archive.damage().iter().for_each(|detail| report.damaged(detail.clone()));
+    policies(archive, &mut report);
+    if level == Level::All {
+        let settings = Settings::read(archive, &mut |error| report.damaged(error.to_string()));
+        flow::compare(archive, &|id| settings.get(id).cloned(), &mut report);
+    }
+    report
+}
+
+/// Makes every decision again.
+fn policies(archive: &Archive, report: &mut Report) {
+    let settings = Settings::read(archive, &mut |error| report.damaged(error.to_string()));
+    let (mut recording, mut rebuilder) = (Recording::open(archive), Rebuilder::default());
+    while let Some(made) = recording.next() {
+        report.decisions += 1;
+        let of = format!("decision {}", made.decision.decision_id);
+        match rebuilder.rebuild(&made, &settings) {
+            Ok(again) => {
+                report.replayed += 1;
+                report.compare(&of, &made.decision, &again);
+            }
+            Err(Obstacle::NoPolicy) => report.without_policy += 1,
+            Err(Obstacle::Cannot(reason)) => report.cannot(reason),
+            Err(Obstacle::Contradiction { expected, got }) => {
+                report.replayed += 1;
+                let difference = Difference { of, field: "course".into(), recorded: expected, replayed: got };
+                report.differs(difference);
+            }
+        }
+        recording.ticks.drain(..).for_each(|row| check_tick(&row, &settings, report));
+    }
+    recording.finish();
+    recording.ticks.drain(..).for_each(|row| check_tick(&row, &settings, report));
+    recording.damage.iter().for_each(|error| report.damaged(error.to_string()));
+    if recording.dropped > 0 {
+        let reason = format!("{} rows of policy_inputs whose decision is not in the log", recording.dropped);
+        report.cannot(reason);
+    }
+}
+
+/// A tick is in the log because it moved the throttle.
+fn check_tick(row: &PolicyInputRow, settings: &Settings, report: &mut Report) {
+    let under = match settings.get(&row.settings) {
+        Ok(under) => under,
+        Err(reason) => return report.cannot(reason),
+    };
+    let moved = throttle_of(row).and_then(|before| Some((before, tick(row, under, before)?)));
+    let Some((before, after)) = moved else { return report.cannot("a tick that this version cannot read") };
+    report.ticks += 1;
+    if before == after {
+        let (of, field) = (format!("tick at {}", row.at), "throttle_step".to_string());
+        let (recorded, replayed) = (format!("moved from {}", before.step.name()), after.step.name().into());
+        report.differs(Difference { of, field, recorded, replayed });
+    }
+}
+
+fn print_what_if(archive: &Archive, policy: &Path, out: Option<&Path>) -> anyhow::Result<()> {
+    let other = |text: &str| Recorded::with_policy_file(text, policy).map_err(|error| error.to_string());
+    let (rows, problems) = what_if(archive, &other);
+    problems.iter().for_each(|problem| eprintln!("evenkeel: {problem}"));
+    ensure!(!rows.is_empty(), "no decision of this log can be made again");
+    let batch = table(&rows)?;
+    let (schema, batches) = (batch.schema(), std::slice::from_ref(&batch));
+    let changed = rows.iter().filter(|row| row.is_changed).count();
+    eprintln!("evenkeel: {changed} of {} decisions would have been others", rows.len());
+    let Some(out) = out else {
+        std::io::stdout().write_all(&encode::csv(&schema, batches)?)?;
+        return Ok(());
+    };
+    let bytes = match out.extension().and_then(|ending| ending.to_str()) {
+        Some("parquet") => parquet_bytes(&batch)?,
+        Some("arrow") => encode::arrow_stream(&schema, batches)?,
+        Some("json") => encode::json(&schema, batches)?,
+        Some("csv") => encode::csv(&schema, batches)?,
+        _ => bail!("--out {}: expected a name ending in .parquet, .arrow, .json or .csv", out.display()),
+    };
+    fs::write(out, bytes).with_context(|| format!("--out {}", out.display()))
+}
+
+fn table(rows: &[WhatIfRow]) -> anyhow::Result<RecordBatch> {
+    let options = TracingOptions::default()
+        .overwrite("at", serde_json::json!({"name": "at", "data_type": "Timestamp(Microsecond, Some(\"UTC\"))"}))?;
+    let fields = Vec::<FieldRef>::from_type::<WhatIfRow>(options)?;
+    Ok(serde_arrow::to_record_batch(&fields, &rows)?)
+}
+
+fn parquet_bytes(batch: &RecordBatch) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None)?;
+    writer.write(batch)?;
+    writer.close()?;
+    Ok(bytes)
+}

@@ -1,0 +1,243 @@
+//! The recorded rows go through the dataflow again, with the recorded epochs, and what policies read is compared with it.
+//!
+//! Invariant: one timely worker is enough, since the views do not depend on the number of workers. A view is compared only if
+//! every row since the dataflow's start was there. Cost: that of the dataflow, once over the log.
+//! State: the operators', and the readings of one dataflow, at most [`READINGS_MAX`]; further ones are counted as not compared.
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+use operators::{FlowRows, PrefixIndexConfig, views::build};
+use queries::Topic;
+use timely::worker::Worker;
+
+use super::report::{Difference, Report};
+use crate::{
+    bus::{Archive, Published},
+    config::Recorded,
+    dataflow::{Feed, FlowViews, Names, engine_view, flow_config, read_prefixes, take_rows, view_mode},
+    gateway::reading::view_of,
+    ids::Micros,
+    policy::{InstanceView, ViewMode},
+    rows::{EpochRow, PolicyInputRow},
+};
+
+/// Readings held for one dataflow.
+const READINGS_MAX: usize = 100_000;
+
+/// Readings to compare with one dataflow.
+#[derive(Default)]
+struct Life {
+    epochs: Vec<EpochRow>,
+    readings: Vec<PolicyInputRow>,
+}
+
+/// Compares every reading of the log with the dataflow that it came from.
+pub fn compare(archive: &Archive, settings: &dyn Fn(&str) -> Result<Recorded, String>, report: &mut Report) {
+    let mut lives: BTreeMap<Micros, Life> = BTreeMap::new();
+    for read in archive.rows::<EpochRow>() {
+        match read {
+            Ok((_, rows)) => rows.into_iter().for_each(|row| {
+                lives.entry(row.flow_start).or_default().epochs.push(row);
+            }),
+            Err(error) => report.damaged(error.to_string()),
+        }
+    }
+    for read in archive.rows::<PolicyInputRow>() {
+        match read {
+            Ok((_, rows)) => rows.into_iter().for_each(|row| assign(row, &mut lives, report)),
+            Err(error) => report.damaged(error.to_string()),
+        }
+    }
+    for life in lives.into_values().filter(|life| !life.readings.is_empty()) {
+        match settings(&life.readings[0].settings) {
+            Ok(under) => *report = life.run(archive.clone(), under, std::mem::take(report)),
+            Err(reason) => report.cannot(format!("views: {reason}")),
+        }
+    }
+}
+
+/// Gives a reading to the dataflow that its view came from.
+fn assign(row: PolicyInputRow, lives: &mut BTreeMap<Micros, Life>, report: &mut Report) {
+    let Some(as_of) = row.view_as_of else {
+        // Before the first epoch closed, or without a dataflow, there was nothing to read.
+        return;
+    };
+    match lives.range_mut(..as_of).next_back() {
+        Some((_, life)) if life.readings.len() < READINGS_MAX => life.readings.push(row),
+        Some(_) => report.cannot("views: more readings of one dataflow than are held"),
+        None => report.cannot("views: no row of epochs: written by an earlier version, or deleted by retention"),
+    }
+}
+
+/// What is looked at when an epoch is complete.
+enum Look<'a> {
+    View(&'a PolicyInputRow),
+    Prefixes(&'a PolicyInputRow),
+}
+
+impl Life {
+    fn run(self, archive: Archive, under: Recorded, report: Report) -> Report {
+        timely::execute_directly(move |worker| {
+            let mut report = report;
+            let mut flow = Flow::start(worker, &under, &self.epochs[0], archive);
+            let mut epochs = self.epochs.iter().peekable();
+            let mut obstacle = None;
+            for (epoch, looks) in self.looks(&mut report) {
+                while let Some(row) = epochs.next_if(|row| row.epoch <= epoch && obstacle.is_none()) {
+                    obstacle = flow.feed(worker, row).err();
+                }
+                if let Some(reason) = &obstacle {
+                    looks.iter().for_each(|_| report.cannot(format!("views: {reason}")));
+                    continue;
+                }
+                flow.close(worker, epoch);
+                looks.iter().for_each(|look| flow.check(look, &under, &mut report));
+            }
+            report
+        })
+    }
+
+    /// What is to be looked at, by the epoch it was as of.
+    fn looks(&self, report: &mut Report) -> BTreeMap<u64, Vec<Look<'_>>> {
+        let (start, length) = (self.epochs[0].flow_start, self.epochs[0].epoch_us.max(1));
+        let epoch_of = |as_of: Micros| {
+            let is_end = as_of > start && (as_of - start) % length == 0;
+            is_end.then(|| ((as_of - start) / length - 1) as u64)
+        };
+        let mut looks: BTreeMap<u64, Vec<Look<'_>>> = BTreeMap::new();
+        for row in &self.readings {
+            match row.view_as_of.and_then(epoch_of) {
+                Some(epoch) => looks.entry(epoch).or_default().push(Look::View(row)),
+                None => report.cannot("views: as of a time that is no end of an epoch"),
+            }
+            match row.hits_as_of.map(epoch_of) {
+                Some(Some(epoch)) => looks.entry(epoch).or_default().push(Look::Prefixes(row)),
+                None if row.block_hashes.iter().all(Vec::is_empty) => {}
+                _ => report.cannot("cached prefixes: the index changed while it was read"),
+            }
+        }
+        looks
+    }
+}
+
+/// A dataflow fed from the log.
+struct Flow {
+    archive: Archive,
+    handles: operators::FlowHandles,
+    views: Arc<FlowViews>,
+    feed: Feed,
+    /// Per topic, the row after the last one fed.
+    next: [Option<u64>; 3],
+}
+
+impl Flow {
+    fn start(worker: &mut Worker, under: &Recorded, first: &EpochRow, archive: Archive) -> Flow {
+        let names = Names::default();
+        let max_entries = under.dataflow.cache_entries_max;
+        let prefixes = PrefixIndexConfig { max_entries, ..PrefixIndexConfig::default() };
+        let views = Arc::new(FlowViews::new(1, prefixes, names.clone(), (first.flow_start, first.epoch_us)));
+        let sink = views.clone();
+        let handles = build(worker, &flow_config(&under.dataflow), move |_, changes| sink.take(0, changes));
+        Flow { archive, handles, views, feed: Feed::new(names, under.dataflow.open_requests_max), next: [None; 3] }
+    }
+
+    /// Hands on the rows of one epoch.
+    fn feed(&mut self, worker: &mut Worker, row: &EpochRow) -> Result<(), String> {
+        let inputs = &mut self.handles.inputs;
+        if row.epoch > inputs.open() {
+            inputs.advance(row.epoch).map_err(|error| error.to_string())?;
+        }
+        let ranges = [
+            (Topic::Requests, row.requests_from..row.requests_to),
+            (Topic::EngineSteps, row.engine_steps_from..row.engine_steps_to),
+            (Topic::KvEvents, row.kv_events_from..row.kv_events_to),
+        ];
+        for (at, (topic, rows)) in ranges.into_iter().enumerate() {
+            if rows.is_empty() {
+                continue;
+            }
+            if let Some(next) = self.next[at].filter(|next| *next != rows.start) {
+                return Err(format!("no row of epochs for rows {next} to {} of {}", rows.start, topic.name()));
+            }
+            self.next[at] = Some(rows.end);
+            self.feed_rows(worker, topic, rows)?;
+        }
+        Ok(())
+    }
+
+    fn feed_rows(&mut self, worker: &mut Worker, topic: Topic, rows: Range<u64>) -> Result<(), String> {
+        let mut next = rows.start;
+        for read in self.archive.batches(topic, rows.clone()) {
+            let (first_row, batch) = read.map_err(|error| error.to_string())?;
+            if first_row != next {
+                break;
+            }
+            next = first_row + batch.num_rows() as u64;
+            let mut taken = FlowRows::default();
+            // A batch the feeder could not read was left out by it, too.
+            if self.feed.take(&Published { topic, first_row, batch }, &mut taken).is_ok() {
+                take_rows(worker, &mut self.handles.inputs, taken);
+            }
+        }
+        match next == rows.end {
+            true => Ok(()),
+            false => Err(format!("rows {next} to {} of {} are not in the log", rows.end, topic.name())),
+        }
+    }
+
+    /// Closes everything up to `epoch`.
+    fn close(&mut self, worker: &mut Worker, epoch: u64) {
+        if self.handles.inputs.advance(epoch + 1).is_err() {
+            return;
+        }
+        while self.handles.closed().is_none_or(|closed| closed < epoch) {
+            worker.step_or_park(None);
+        }
+    }
+
+    fn check(&self, look: &Look<'_>, under: &Recorded, report: &mut Report) {
+        match look {
+            Look::View(row) => self.check_view(row, under, report),
+            Look::Prefixes(row) => self.check_prefixes(row, under, report),
+        }
+    }
+
+    fn check_view(&self, row: &PolicyInputRow, under: &Recorded, report: &mut Report) {
+        let Some(recorded) = view_of(row) else { return report.cannot("views: a mode this version does not know") };
+        report.views += 1;
+        let of = format!("view of {} at {}", row.decision_id, row.at);
+        let state = self.views.load();
+        let mut differs = |field: String, recorded: String, replayed: String| {
+            if recorded != replayed {
+                report.differs(Difference { of: of.clone(), field, recorded, replayed });
+            }
+        };
+        let stale_after = under.dataflow.stale_after.as_micros() as Micros;
+        let mode = view_mode(Some(&state), row.at, stale_after);
+        differs("mode".into(), recorded.mode.name().into(), mode.name().into());
+        differs("as_of".into(), format!("{:?}", recorded.as_of), format!("{:?}", state.as_of));
+        for InstanceView { instance, epoch, engine, .. } in recorded.instances {
+            let figures = state.instances.get(&instance.0).filter(|figures| figures.step.epoch == epoch.0);
+            let replayed = figures.copied().map(engine_view);
+            // `{:?}` of a float names its bits: it is the shortest text that reads back to them.
+            differs(format!("figures of {instance}"), format!("{engine:?}"), format!("{replayed:?}"));
+        }
+    }
+
+    fn check_prefixes(&self, row: &PolicyInputRow, under: &Recorded, report: &mut Report) {
+        if ViewMode::from_name(&row.view_mode).is_none_or(|mode| !mode.is_usable()) {
+            return;
+        }
+        report.prefixes += 1;
+        let reading = read_prefixes(&self.views, &row.block_hashes, under.served.block_size);
+        let mut replayed: Vec<_> = reading.hits.0.iter().map(|(instance, tokens)| (instance.0, *tokens)).collect();
+        let mut recorded: Vec<_> = row.hits.iter().map(|hit| (hit.instance, hit.tokens)).collect();
+        replayed.sort_unstable();
+        recorded.sort_unstable();
+        if recorded != replayed {
+            let (recorded, replayed) = (format!("{recorded:?}"), format!("{replayed:?}"));
+            let of = format!("cached prefixes of {}", row.decision_id);
+            report.differs(Difference { of, field: "hits".into(), recorded, replayed });
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What another policy would have decided, one row a decision (SPEC X1, X2).
+//!
+//! Each decision is asked again in the moment in which it was made: leases, queue and views are the recorded ones, so a row says
+//! what would have been different *there*, not how the fleet would have gone on. The throttle alone goes on by itself, from
+//! look to look. Costs of both choices are by the recorded settings, so that they can be compared.
+//! Cost: two runs of the policies. State: a row a decision.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    rebuild::tick,
+    recording::{Made, Recording, Settings},
+};
+use crate::{
+    bus::Archive,
+    config::Recorded,
+    gateway::{
+        dispatcher::{Pressure, place_by},
+        reading::{ArrivalReading, PlaceReading},
+        serve::decide_by,
+    },
+    ids::Micros,
+    policy::{Admission, Placement, RequestClass, ThrottleState, ThrottleStep, press},
+    rows::DecisionRow,
+};
+
+/// One decision under both policies.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WhatIfRow {
+    pub at: Micros,
+    pub decision_id: String,
+    pub request_id: String,
+    pub recorded_tier: String,
+    pub other_tier: String,
+    pub recorded_outcome: String,
+    pub other_outcome: String,
+    pub recorded_reason: String,
+    pub other_reason: String,
+    pub recorded_throttle_step: String,
+    pub other_throttle_step: String,
+    pub recorded_instance: Option<u32>,
+    pub other_instance: Option<u32>,
+    /// Predicted seconds at the instance chosen, both by the recorded settings.
+    pub recorded_seconds: Option<f64>,
+    pub other_seconds: Option<f64>,
+    pub is_changed: bool,
+}
+
+/// Rows of all decisions that can be made again, and why others cannot. `other`: the settings to use for a recorded text.
+pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, String>) -> (Vec<WhatIfRow>, Vec<String>) {
+    let mut problems = Vec::new();
+    let settings = Settings::read_with(archive, &mut |error| problems.push(error.to_string()), other);
+    let mut recording = Recording::open(archive);
+    let mut throttle = ThrottleState { step: ThrottleStep::Open, since: i64::MIN / 2 };
+    let (mut rows, mut ticks) = (Vec::new(), Vec::new());
+    while let Some(made) = recording.next() {
+        ticks.append(&mut recording.ticks);
+        let Some(first) = made.inputs.first() else { continue };
+        let under = match settings.get(&first.settings) {
+            Ok(under) => under,
+            Err(problem) => {
+                problems.push(problem);
+                continue;
+            }
+        };
+        let due = ticks.iter().take_while(|row| row.at <= first.at).count();
+        for row in ticks.drain(..due) {
+            throttle = tick(&row, under, throttle).unwrap_or(throttle);
+        }
+        rows.extend(decide(&made, under, &mut throttle).map(|choice| row(&made.decision, choice)));
+    }
+    problems.extend(recording.damage.iter().map(ToString::to_string));
+    problems.sort();
+    problems.dedup();
+    (rows, problems)
+}
+
+/// What the other policy chose.
+struct Choice {
+    tier: String,
+    throttle_step: String,
+    outcome: &'static str,
+    reason: String,
+    placement: Option<Placement>,
+}
+
+/// `None`: nothing that a policy was asked about, such as the end of a wait.
+fn decide(made: &Made, under: &Recorded, throttle: &mut ThrottleState) -> Option<Choice> {
+    let (model, policy) = (under.served.model.as_str(), &under.policy);
+    let mut placement =
+        made.inputs.iter().rev().find(|row| row.reading == "placement").and_then(PlaceReading::from_row);
+    if let Some(reading) = &mut placement {
+        let class = RequestClass { tenant: &made.decision.tenant, tier: reading.tier };
+        reading.variants = policy.variants.order_for(class).into();
+    }
+    let place = || placement.as_ref().and_then(|reading| place_by(reading, model, &policy.route).ok());
+    let Some(arrival) = made.inputs.iter().find_map(ArrivalReading::from_row) else {
+        placement.as_ref()?;
+        let placed = place();
+        return Some(Choice {
+            tier: made.decision.tier.clone(),
+            throttle_step: made.decision.throttle_step.clone(),
+            outcome: if placed.is_some() { "admit" } else { "queue" },
+            reason: placed.as_ref().map_or_else(String::new, |placed| placed.reason.clone()),
+            placement: placed,
+        });
+    };
+    let before = *throttle;
+    let (saturation, after) = press(&arrival.view, before, arrival.now, policy);
+    *throttle = after;
+    let pressure = Pressure { view: arrival.view.clone(), before, throttle: after, saturation };
+    let verdict = decide_by(&arrival, &pressure, model, policy);
+    let (outcome, reason, placement) = match verdict.admission {
+        Admission::Reject { reason, .. } => ("reject", reason.name().to_string(), None),
+        Admission::Queue { .. } => ("queue", String::new(), None),
+        Admission::Admit { .. } => {
+            let placed = place().or(verdict.preview.ok());
+            let reason = placed.as_ref().map_or_else(String::new, |placed| placed.reason.clone());
+            ("admit", reason, placed)
+        }
+    };
+    Some(Choice {
+        tier: verdict.classified.tier.name().into(),
+        throttle_step: after.step.name().into(),
+        outcome,
+        reason,
+        placement,
+    })
+}
+
+fn row(recorded: &DecisionRow, choice: Choice) -> WhatIfRow {
+    let other_instance = choice.placement.as_ref().map(|placement| placement.instance.0);
+    let seconds = |instance: Option<u32>| {
+        let candidate = recorded.candidates.iter().find(|candidate| Some(candidate.instance) == instance);
+        candidate.map(|candidate| candidate.total_seconds)
+    };
+    let is_changed = recorded.tier != choice.tier
+        || recorded.outcome != choice.outcome
+        || recorded.instance != other_instance
+        || recorded.throttle_step != choice.throttle_step;
+    WhatIfRow {
+        at: recorded.at,
+        decision_id: recorded.decision_id.clone(),
+        request_id: recorded.request_id.clone(),
+        recorded_tier: recorded.tier.clone(),
+        other_tier: choice.tier,
+        recorded_outcome: recorded.outcome.clone(),
+        other_outcome: choice.outcome.into(),
+        recorded_reason: recorded.reason.clone(),
+        other_reason: choice.reason,
+        recorded_throttle_step: recorded.throttle_step.clone(),
+        other_throttle_step: choice.throttle_step,
+        recorded_instance: recorded.instance,
+        other_instance,
+        recorded_seconds: seconds(recorded.instance),
+        other_seconds: seconds(other_instance),
+        is_changed,
+    }
+}

@@ -1,0 +1,93 @@
+//! Rows that make a log enough to decide again (SPEC X2); columns as in `queries::schema`.
+
+use serde::{Deserialize, Serialize};
+
+use super::Row;
+use crate::ids::Micros;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SettingsRow {
+    pub at: Micros,
+    pub id: String,
+    pub program: String,
+    pub text: String,
+}
+row!(SettingsRow => Settings);
+
+/// One instance as a policy saw it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstanceInputRow {
+    pub instance: u32,
+    pub epoch: u64,
+    pub model: String,
+    pub variant: String,
+    pub is_ready: bool,
+    pub leased_tokens: u64,
+    pub leased_requests: u32,
+    pub reported_at: Option<Micros>,
+    pub running: Option<u32>,
+    pub waiting: Option<u32>,
+    pub queued_prefill_tokens: Option<u64>,
+    pub context_tokens: Option<u64>,
+    pub blocks_used: Option<u32>,
+    pub blocks_total: Option<u32>,
+    pub prefill_tokens_per_second: Option<f64>,
+    pub decode_step_seconds: Option<f64>,
+}
+
+/// Cached prefix believed of one instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HitRow {
+    pub instance: u32,
+    pub tokens: u32,
+}
+
+/// Everything that policies read at one time.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PolicyInputRow {
+    pub at: Micros,
+    pub reading: String,
+    pub decision_id: String,
+    pub request_id: String,
+    pub settings: String,
+    pub view_mode: String,
+    pub view_as_of: Option<Micros>,
+    pub instances: Vec<InstanceInputRow>,
+    pub hits: Vec<HitRow>,
+    pub hits_as_of: Option<Micros>,
+    pub block_hashes: Vec<Vec<u64>>,
+    pub tenant: Option<String>,
+    pub tenant_class: Option<String>,
+    pub variants: Vec<String>,
+    pub tier: Option<String>,
+    pub prompt_tokens: u32,
+    pub max_tokens: u32,
+    pub turns: Option<u32>,
+    pub tie_turn: Option<u64>,
+    pub excluded: Vec<u32>,
+    pub throttle_step: Option<String>,
+    pub throttle_since_us: Option<i64>,
+    pub queued_requests: Option<u64>,
+    pub queued_tokens: Option<u64>,
+    pub pushed_requests: Option<u64>,
+    pub pushed_tokens: Option<u64>,
+    pub lease: Option<String>,
+    pub because: Option<String>,
+}
+row!(PolicyInputRow => PolicyInputs);
+
+/// Which rows came in one epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct EpochRow {
+    pub at: Micros,
+    pub flow_start: Micros,
+    pub epoch_us: i64,
+    pub epoch: u64,
+    pub requests_from: u64,
+    pub requests_to: u64,
+    pub engine_steps_from: u64,
+    pub engine_steps_to: u64,
+    pub kv_events_from: u64,
+    pub kv_events_to: u64,
+}
+row!(EpochRow => Epochs);

@@ -1,0 +1,108 @@
+//! Columns of the tables that make a log enough to decide again (SPEC X2): what policies read, where epochs ended, and the
+//! settings in force.
+//!
+//! Invariant: with these and the input topics, every decision and every view is a function of rows. Their live rings are small
+//! ([`Topic::live_rows_max`](super::Topic::live_rows_max)): a replay reads the log.
+
+use std::{collections::HashMap, sync::Arc};
+
+use arrow::datatypes::{DataType, Field, Fields};
+
+use super::{at, number, optional, stamp, text};
+
+pub(super) fn settings() -> Vec<Field> {
+    vec![
+        at("when a server started with them"),
+        text("id", "XXH3-64 of the text, in hexadecimal; rows of policy_inputs name it"),
+        text("program", "version of the program"),
+        text("text", "TOML: the sections of the configuration that decide, model and block size; never a key"),
+    ]
+}
+
+fn instance_input() -> Fields {
+    let figure = |name: &str, unit: &str, comment: &str| optional(number(name, DataType::UInt32, unit, comment));
+    Fields::from(vec![
+        number("instance", DataType::UInt32, "", "instance"),
+        number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
+        text("model", "model it serves"),
+        text("variant", "variant of the model it serves"),
+        number("is_ready", DataType::Boolean, "", "takes new requests"),
+        number("leased_tokens", DataType::UInt64, "tokens", "reserved on it"),
+        number("leased_requests", DataType::UInt32, "requests", "reserved on it"),
+        optional(stamp("reported_at", "its last engine step in the views; NULL: no figures of this incarnation")),
+        figure("running", "sequences", "running"),
+        figure("waiting", "sequences", "waiting"),
+        optional(number("queued_prefill_tokens", DataType::UInt64, "tokens", "prompt tokens not computed yet")),
+        optional(number("context_tokens", DataType::UInt64, "tokens", "live context")),
+        figure("blocks_used", "blocks", "held by sequences"),
+        figure("blocks_total", "blocks", "in the pool"),
+        optional(number("prefill_tokens_per_second", DataType::Float64, "tokens/s", "learnt prefill rate")),
+        optional(number("decode_step_seconds", DataType::Float64, "s", "learnt duration of a decode step")),
+    ])
+}
+
+fn hit() -> Fields {
+    Fields::from(vec![
+        number("instance", DataType::UInt32, "", "instance"),
+        number("tokens", DataType::UInt32, "tokens", "longest prefix it is believed to hold"),
+    ])
+}
+
+fn list(name: &str, item: DataType, comment: &str) -> Field {
+    Field::new(name, DataType::List(Arc::new(Field::new("item", item, false))), false)
+        .with_metadata(HashMap::from([("comment".to_string(), comment.to_string())]))
+}
+
+pub(super) fn policy_inputs() -> Vec<Field> {
+    let hashes = DataType::List(Arc::new(Field::new("item", DataType::UInt64, false)));
+    let waiting = |name: &str, comment: &str| optional(number(name, DataType::UInt64, "", comment));
+    vec![
+        at("the time the policies were given"),
+        text("reading", "arrival, placement, wait_over or tick: which policies were asked"),
+        text("decision_id", "decision made from it; empty for a tick, which only moves the throttle"),
+        text("request_id", "the request; empty for a tick"),
+        text("settings", "id of the settings in force"),
+        text("view_mode", "exact, degraded, stale or off"),
+        optional(stamp("view_as_of", "state of the views")),
+        list("instances", DataType::Struct(instance_input()), "the fleet as the policies saw it"),
+        list("hits", DataType::Struct(hit()), "cached prefix of the prompts, added up per instance"),
+        optional(stamp("hits_as_of", "state of the cache index; NULL: not looked at, or it changed while it was read")),
+        list("block_hashes", hashes, "per prompt, block hashes up to the first that no instance was believed to hold"),
+        optional(text("tenant", "arrival: whose key the request came with")),
+        optional(text("tenant_class", "arrival: best tier of the tenant")),
+        list("variants", DataType::Utf8, "placement: variants of the model that may serve it, best first"),
+        optional(text("tier", "placement: tier of the request")),
+        number("prompt_tokens", DataType::UInt32, "tokens", "prompt length"),
+        number("max_tokens", DataType::UInt32, "tokens", "arrival: as asked for; placement: as admitted"),
+        optional(number("turns", DataType::UInt32, "", "arrival: user messages in the conversation")),
+        optional(number("tie_turn", DataType::UInt64, "", "whose turn it was among equal instances")),
+        list("excluded", DataType::UInt32, "placement: instances left out, since they failed or have no client"),
+        optional(text("throttle_step", "arrival, tick: step in force before")),
+        optional(number("throttle_since_us", DataType::Int64, "us", "arrival, tick: since when, from the Unix epoch")),
+        waiting("queued_requests", "arrival: requests in the queue at admission"),
+        waiting("queued_tokens", "arrival: tokens they hold"),
+        waiting("pushed_requests", "arrival: requests in the queue when this one came to it; NULL: it did not"),
+        waiting("pushed_tokens", "arrival: tokens they hold"),
+        optional(text("lease", "placement: reserved, lost (others took the room) or none")),
+        optional(text("because", "placement: what led to it, in words")),
+    ]
+}
+
+pub(super) fn epochs() -> Vec<Field> {
+    let range = |topic: &str| {
+        [
+            number(&format!("{topic}_from"), DataType::UInt64, "rows", "first row of the topic in this epoch"),
+            number(&format!("{topic}_to"), DataType::UInt64, "rows", "row after the last"),
+        ]
+    };
+    let mut fields = vec![
+        at("when the epoch was closed"),
+        stamp("flow_start", "start of epoch 0 of the dataflow; names the dataflow"),
+        number("epoch_us", DataType::Int64, "us", "length of an epoch"),
+        number("epoch", DataType::UInt64, "", "an epoch in which rows came; others have no row here"),
+    ];
+    for topic in ["requests", "engine_steps", "kv_events"] {
+        fields.extend(range(topic));
+    }
+    fields
+}

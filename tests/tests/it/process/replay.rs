@@ -1,0 +1,214 @@
+//! A live run with faults, and the replay of its log (SPEC X2).
+
+use std::{fs, path::Path, process::Command, sync::Arc};
+
+use pipeline::{
+    bus::{Archive, Bus, LogWriter},
+    config,
+    replay::{Level, Report, replay},
+    rows::{DecisionRow, EngineStepRow, EpochRow, KvEventRow, PolicyInputRow, RequestRow, Row, SettingsRow},
+};
+use queries::LiveTables;
+use serde_json::json;
+use tests::server::{Server, binary, client};
+use tokio::sync::Notify;
+
+use super::{completion, loss::kill_serving_worker, stream};
+
+/// Little room, so that requests wait; views that are often older than they may be, so that the safe policy decides now and
+/// then; short epochs.
+const SETTINGS: &str = "[workers]\nrestart_backoff = \"50ms\"\n\
+    [policy.route]\nlease_tokens_max = 2200\n\
+    [policy.throttle]\ndwell = \"100ms\"\n\
+    [dataflow]\nepoch = \"50ms\"\nstale_after = \"80ms\"\n";
+
+/// Scenario: requests with shared prefixes, so many at once that some wait; a worker is killed in the middle of a stream; a
+/// client hangs up; a malformed request; views that go stale. Then the log is replayed, by the library and by the command.
+/// Guarantees: every decision comes out bit for bit from its recorded inputs, and every view and every look at the cache index
+/// from the recorded rows. A changed byte, a changed decision, a changed input and a changed step are each named; a log
+/// without inputs says so. Another policy gives a table with both choices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recorded_run_decides_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(server) = Server::start_in(folder.path(), SETTINGS).await else { return };
+    live_run(&server).await;
+    server.stop();
+    let data = folder.path().join("data");
+    let report = replay(&Archive::open(&data).unwrap(), Level::All);
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.replayed + report.without_policy, report.decisions, "{report}");
+    assert!(report.without_policy == 1 && report.replayed >= 20, "{report}");
+    assert!(report.views >= 20 && report.prefixes >= 5, "{report}");
+    check_kinds(&data);
+    check_command(&data);
+    check_changed_rows(&data, folder.path());
+    check_what_if(&data, folder.path());
+    check_old_log(&data, folder.path());
+    check_changed_byte(&data);
+}
+
+async fn live_run(server: &Server) {
+    let prompt = |number: usize| format!("{} request {number}", "a prefix that all of them share ".repeat(6));
+    for number in 0..3 {
+        assert_eq!(server.post("/v1/completions", &completion(&prompt(number), 8)).await.status(), 200);
+        tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    }
+    assert_eq!(server.post("/v1/completions", &json!({"model": "tiny"})).await.status(), 400);
+    let middle = Notify::new();
+    let at_middle = |text: &str| {
+        if text.len() > 20 {
+            middle.notify_one();
+        }
+    };
+    let kill = async {
+        middle.notified().await;
+        kill_serving_worker(server, 0).await;
+    };
+    tokio::join!(stream(server, completion(&prompt(9), 1500), at_middle), kill);
+    let mut body = completion("a story nobody waits for", 480);
+    body["stream"] = json!(true);
+    let mut response = client().post(format!("{}/v1/completions", server.url)).json(&body).send().await.unwrap();
+    response.chunk().await.unwrap().expect("a first piece");
+    drop(response);
+    server.until("select 1 as one from requests where event = 'cancelled'", |rows| rows.len() == 1).await;
+    let crowd = (0..16).map(|number| {
+        let body = completion(&prompt(100 + number % 4), 400 + 10 * number as u32);
+        async move { server.post("/v1/completions", &body).await.status() }
+    });
+    for status in futures::future::join_all(crowd).await {
+        assert_eq!(status, 200, "{}", server.log());
+    }
+    server.until("select 1 as one from requests where event = 'finished'", |rows| rows.len() == 20).await;
+}
+
+fn all<R: Row>(data: &Path) -> Vec<R> {
+    Archive::open(data).unwrap().rows::<R>().flat_map(|read| read.unwrap().1).collect()
+}
+
+/// The run had what it was meant to have.
+fn check_kinds(data: &Path) {
+    let decisions = all::<DecisionRow>(data);
+    let has = |what: &str, is: &dyn Fn(&DecisionRow) -> bool| {
+        assert!(decisions.iter().any(is), "no decision that {what}");
+    };
+    has("queues", &|row| row.outcome == "queue");
+    has("admits after a wait", &|row| row.reason.starts_with("waited"));
+    has("moves", &|row| row.reason.starts_with("moved"));
+    has("falls back on the safe policy", &|row| row.view_mode == "stale" && row.reason.contains("safe policy"));
+    has("reads the views", &|row| row.view_mode == "exact" && row.predicted_hit_tokens > 0);
+}
+
+fn check_command(data: &Path) {
+    let run = Command::new(binary().unwrap()).args(["replay", "--log"]).arg(data).output().unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && text.contains("differences: 0"), "{text}{}", String::from_utf8_lossy(&run.stderr));
+}
+
+/// Writes the log anew, with a change.
+struct Rewritten {
+    decisions: Vec<DecisionRow>,
+    inputs: Vec<PolicyInputRow>,
+    steps: Vec<EngineStepRow>,
+}
+
+fn rewrite(data: &Path, target: &Path, change: impl FnOnce(&mut Rewritten)) -> Report {
+    let mut rows = Rewritten { decisions: all(data), inputs: all(data), steps: all(data) };
+    change(&mut rows);
+    let config = config::load(None, config::Overrides::default()).unwrap();
+    let log = LogWriter::open(target, &config.log).unwrap();
+    let (bus, guard) = Bus::start(&config.bus, Some(log), Arc::new(LiveTables::new(1000)), Arc::new(|| 0)).unwrap();
+    put(&bus, rows.decisions);
+    put(&bus, rows.inputs);
+    put(&bus, rows.steps);
+    put(&bus, all::<RequestRow>(data));
+    put(&bus, all::<KvEventRow>(data));
+    put(&bus, all::<EpochRow>(data));
+    put(&bus, all::<SettingsRow>(data));
+    guard.stop();
+    let report = replay(&Archive::open(target).unwrap(), Level::All);
+    println!("{report}");
+    report
+}
+
+fn put<R: Row>(bus: &Bus, rows: Vec<R>) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| rows.into_iter().for_each(|row| bus.blocking_publish(row).unwrap()));
+    });
+}
+
+fn check_changed_rows(data: &Path, folder: &Path) {
+    let same = rewrite(data, &folder.join("same"), |_| {});
+    assert!(same.is_clean() && same.views > 0, "{same}");
+    let changed = rewrite(data, &folder.join("decision"), |rows| {
+        let row = rows.decisions.iter_mut().find(|row| row.predicted_seconds.is_some()).unwrap();
+        row.predicted_seconds = row.predicted_seconds.map(f64::next_up);
+    });
+    assert_eq!(changed.different, 1, "{changed}");
+    assert_eq!(changed.differences[0].field, "predicted_seconds");
+    let changed = rewrite(data, &folder.join("input"), |rows| {
+        let last = rows.inputs.iter_mut().rev().find(|row| row.reading == "placement" && row.view_mode == "exact");
+        last.unwrap().hits.clear();
+    });
+    assert!(changed.differences.iter().any(|difference| difference.field == "hits"), "{changed}");
+    let changed = rewrite(data, &folder.join("step"), |rows| rows.steps[0].step_us += 1);
+    assert!(changed.different > 0, "{changed}");
+    assert!(changed.differences.iter().all(|difference| difference.field.starts_with("figures of w")), "{changed}");
+}
+
+fn check_what_if(data: &Path, folder: &Path) {
+    let (policy, out) = (folder.join("other.toml"), folder.join("other.json"));
+    let run = |settings: &str| {
+        fs::write(&policy, settings).unwrap();
+        let mut command = Command::new(binary().unwrap());
+        command.args(["replay", "--log"]).arg(data).arg("--policy").arg(&policy).arg("--out").arg(&out);
+        let run = command.output().unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        serde_json::from_slice::<Vec<serde_json::Value>>(&fs::read(&out).unwrap()).unwrap()
+    };
+    let same = run("");
+    let told: Vec<_> = same.iter().filter(|row| row["is_changed"] == true).collect();
+    assert!(same.len() >= 20 && told.is_empty(), "the same policy decides the same: {told:?}");
+    let other = run("[policy.route]\nlease_tokens_max = 10\n[policy.tiers]\nhigh_tokens_max = 1\n");
+    assert_eq!(other.len(), same.len());
+    assert!(other.iter().any(|row| row["recorded_outcome"] == "admit" && row["other_outcome"] != "admit"), "{other:?}");
+    assert!(other.iter().any(|row| row["recorded_tier"] == "High" && row["other_tier"] == "Medium"), "{other:?}");
+    assert!(other.iter().any(|row| row["recorded_seconds"].is_number()), "{other:?}");
+}
+
+fn copy(from: &Path, to: &Path, is_wanted: impl Fn(&Path) -> bool + Copy) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        match path.is_dir() {
+            true if is_wanted(&path) => copy(&path, &target, is_wanted),
+            true => {}
+            false => drop(fs::copy(&path, &target).unwrap()),
+        }
+    }
+}
+
+/// A log as earlier versions wrote it: without the topics a replay needs.
+fn check_old_log(data: &Path, folder: &Path) {
+    let old = folder.join("old");
+    copy(&data.join("log"), &old.join("log"), |path| {
+        !["policy_inputs", "epochs", "settings"].contains(&path.file_name().unwrap().to_str().unwrap())
+    });
+    let report = replay(&Archive::open(&old).unwrap(), Level::All);
+    assert!(report.is_clean() && report.replayed == 0, "{report}");
+    assert!(report.to_string().contains("no row of policy_inputs: written by an earlier version"), "{report}");
+}
+
+/// One byte of a batch of decisions.
+fn check_changed_byte(data: &Path) {
+    let segment = fs::read_dir(data.join("log/decisions")).unwrap().map(|entry| entry.unwrap().path());
+    let segment = segment.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "arrows")).unwrap();
+    let mut bytes = fs::read(&segment).unwrap();
+    let at = bytes.len() * 3 / 4;
+    bytes[at] ^= 1;
+    fs::write(&segment, bytes).unwrap();
+    let run = Command::new(binary().unwrap()).args(["replay", "--log"]).arg(data).output().unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(!run.status.success() && text.contains("damaged: ") && text.contains("checksum"), "{text}");
+}
