@@ -21,6 +21,7 @@ async fn views_steer_requests_to_the_cached_prefix() {
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
         assert!(cached > Some(100), "{answer}");
     }
+    server.until("select 1 as one from decisions", |rows| rows.len() == 3).await;
     let decided =
         "select instance, predicted_hit_tokens, view_mode, candidates from decisions order by at desc limit 2";
     for row in server.until(decided, |rows| rows.len() == 2).await {
