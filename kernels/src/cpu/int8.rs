@@ -1,6 +1,6 @@
 //! `out = x · wᵀ` with activations of int8 and packed weights.
 //!
-//! * few tokens (up to [`DIRECT_TOKENS`]), or weights read as bytes (Q8_0, IQ4_NL): read as packed, unpacked in registers;
+//! * few tokens (up to [`direct_tokens`]), or weights read as bytes (Q8_0, IQ4_NL): read as packed, unpacked in registers;
 //! * more tokens: [`CHUNK_BLOCKS`] blocks of a group are decoded into a scratch of 15 to 19 KiB that stays in the
 //!   first-level cache, then multiplied with a chunk of tokens that stays in the second-level one.
 //!
@@ -27,8 +27,12 @@ use lanes::Lanes;
 use layouts::{Flat, Layout, ScaledTwice, Sixteenths, Table, Unpacked};
 use strip::{Piece, Strip, strip};
 
-/// Most tokens for which unpacking in registers pays, where there is a choice.
-const DIRECT_TOKENS: usize = 8;
+/// Most tokens for which unpacking in registers pays, where there is a choice. With AVX-512 four bits are unpacked by one
+/// or two instructions for 64 weights: decoding them first never paid.
+fn direct_tokens(isa: Isa, bits: usize) -> usize {
+    if isa == Isa::Avx512 && bits == 4 { usize::MAX } else { 8 }
+}
+
 /// Blocks decoded at a time.
 const CHUNK_BLOCKS: usize = 24;
 /// Tokens in the widest register tile of any instruction set.
@@ -110,7 +114,7 @@ unsafe fn run(isa: Isa, task: &GroupTask<'_>) {
     let tokens = task.x.len() / blocks;
     let chunk = (TOKEN_BYTES / (blocks * BLOCK_BYTES)).max(1).next_multiple_of(LARGEST_TILE);
     let dtype = task.weight.dtype();
-    let direct = matches!(dtype, Dtype::Q8_0 | Dtype::Iq4Nl) || tokens <= DIRECT_TOKENS;
+    let direct = matches!(dtype, Dtype::Q8_0 | Dtype::Iq4Nl) || tokens <= direct_tokens(isa, task.weight.bits());
     let mut scratch = if direct { AlignedBytes::default() } else { SCRATCH.take() };
     if !direct && scratch.bytes().is_empty() {
         // Room for the layout with most bytes, so that one scratch serves all.
