@@ -141,5 +141,5 @@ fn vocabularies_are_compared_by_name() {
     let at = renamed.windows(12).position(|part| part == b"<|im_start|>").unwrap();
     renamed[at + 2] = b'x';
     let error = same_vocabulary(model.gguf(), &Gguf::from_bytes(renamed).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("token 1 is \"<|xm_start|>\" in the draft model, expected \"<|im_start|>\""), "{error}");
+    assert!(error.contains("token 1 is \"<|xm_start|>\" in it, expected \"<|im_start|>\""), "{error}");
 }
