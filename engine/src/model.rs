@@ -66,7 +66,7 @@ impl Model {
     }
 
     /// A model from a parsed file.
-    pub fn from_gguf(gguf: Gguf, arithmetic: Arithmetic) -> Result<Arc<Self>, ModelError> {
+    pub fn from_gguf(mut gguf: Gguf, arithmetic: Arithmetic) -> Result<Arc<Self>, ModelError> {
         let config = Config::read(&gguf)?;
         let mut weights = Weights::read(&gguf, &config)?;
         if let Some(tokens) = gguf.find_texts("tokenizer.ggml.tokens")?
@@ -75,7 +75,9 @@ impl Model {
             return Err(ModelError::Vocabulary { tokens: tokens.len(), rows: weights.vocab() });
         }
         if arithmetic == Arithmetic::Int8 {
-            weights.pack(&gguf)?;
+            for part in weights.pack(&gguf)? {
+                gguf.release(part);
+            }
         }
         Ok(Arc::new(Self { config, weights, gguf }))
     }

@@ -96,8 +96,10 @@ impl Bytes {
 /// A parsed file.
 #[derive(Debug)]
 pub struct Gguf {
-    /// The bytes that tensors lie in: one for a GGUF file.
+    /// The bytes that tensors lie in: one for a GGUF file, then one a matrix that was made in memory.
     parts: Vec<Bytes>,
+    /// Parts that are files.
+    of_files: usize,
     row_order: RowOrder,
     version: u32,
     metadata: BTreeMap<String, Value>,
@@ -124,7 +126,7 @@ impl Gguf {
         tensors: BTreeMap<String, TensorInfo>,
         (parts, row_order): (Vec<Bytes>, RowOrder),
     ) -> Self {
-        Self { version: 3, metadata, tensors, parts, row_order }
+        Self { version: 3, metadata, tensors, of_files: parts.len(), parts, row_order }
     }
 
     fn parse(bytes: Bytes) -> Result<Self, GgufError> {
@@ -161,7 +163,8 @@ impl Gguf {
         for tensor in tensors.values_mut() {
             place(tensor, [start, alignment, data.len()])?;
         }
-        Ok(Self { version, metadata, tensors, parts: vec![bytes], row_order: RowOrder::AsGguf })
+        let (parts, of_files) = (vec![bytes], 1);
+        Ok(Self { version, metadata, tensors, parts, of_files, row_order: RowOrder::AsGguf })
     }
 
     pub fn version(&self) -> u32 {

@@ -121,17 +121,23 @@ impl Weights {
         self.embedding.rows
     }
 
-    /// Packs every matrix that takes part in products.
-    pub(super) fn pack(&mut self, gguf: &Gguf) -> Result<(), ModelError> {
-        let mut buffer = Vec::new();
+    /// Packs every matrix that takes part in products. Gives the parts of the file that only packed ones lie in, if they have a
+    /// part to themselves.
+    pub(super) fn pack(&mut self, gguf: &Gguf) -> Result<BTreeSet<usize>, ModelError> {
+        let (mut buffer, mut packed) = (Vec::new(), BTreeSet::new());
         for layer in &mut self.layers {
             let attention = [&mut layer.query, &mut layer.key, &mut layer.value, &mut layer.attention_output];
             let feed_forward = [&mut layer.gate, &mut layer.up, &mut layer.down];
             for linear in attention.into_iter().chain(feed_forward) {
                 linear.matrix.pack(gguf, &mut buffer)?;
+                packed.extend(linear.matrix.packed.is_some().then_some(linear.matrix.part));
             }
         }
-        self.output.pack(gguf, &mut buffer)
+        self.output.pack(gguf, &mut buffer)?;
+        packed.extend(self.output.packed.is_some().then_some(self.output.part));
+        // Rows of it are looked up as stored.
+        packed.remove(&self.embedding.part);
+        Ok(packed)
     }
 }
 

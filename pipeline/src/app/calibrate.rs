@@ -6,14 +6,13 @@
 //!
 //! Cost: `1 + SEQUENCES` prompts of each length are computed. Memory: one worker's engine with the KV memory it would have.
 
-use std::{fs::File, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use arrow::datatypes::{DataType, Field, Schema};
-use parquet::arrow::ArrowWriter;
 use serde::Serialize;
 
-use super::{bench::engine::model_path, driver::Driver};
+use super::{bench::engine::model_path, driver::Driver, table_file};
 use crate::{
     config::{self, Overrides},
     worker::{
@@ -28,6 +27,7 @@ const QUICK_LENGTHS: usize = 4;
 /// Sequences of the second point of the line.
 const SEQUENCES: usize = 4;
 const STEPS: usize = 9;
+const NOTHING: &str = "nothing was measured: the KV memory (workers.kv_bytes_max) holds too few sequences";
 
 #[derive(clap::Args)]
 pub struct CalibrateOptions {
@@ -98,7 +98,8 @@ pub(super) fn run(options: &CalibrateOptions) -> anyhow::Result<()> {
         }
     }
     let out = options.out.clone().unwrap_or_else(|| settings.server.data_dir.join("capacity.parquet"));
-    write(&out, &rows)?;
+    ensure!(!rows.is_empty(), NOTHING);
+    table_file::write(&out, schema(), &rows)?;
     println!("{}", out.display());
     Ok(())
 }
@@ -165,24 +166,10 @@ fn schema() -> Schema {
     ])
 }
 
-/// Written beside and renamed, so that a reader never sees half a table.
-fn write(out: &std::path::Path, rows: &[CapacityRow]) -> anyhow::Result<()> {
-    ensure!(!rows.is_empty(), "nothing was measured: the KV memory (workers.kv_bytes_max) holds too few sequences");
-    let schema = std::sync::Arc::new(schema());
-    let batch = serde_arrow::to_record_batch(schema.fields(), &rows)?;
-    if let Some(folder) = out.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    }
-    let beside = out.with_extension("part");
-    let file = File::create(&beside).with_context(|| format!("--out: cannot write {}", beside.display()))?;
-    let mut writer = ArrowWriter::try_new(file, schema, None)?;
-    writer.write(&batch)?;
-    writer.close()?;
-    std::fs::rename(&beside, out).with_context(|| format!("--out: cannot write {}", out.display()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
     use super::*;
@@ -214,8 +201,8 @@ mod tests {
             [32, 256].iter().map(|length| measure(&mut driver, &options, *length).unwrap().unwrap()).collect();
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("new/capacity.parquet");
-        write(&out, &rows).unwrap();
-        write(&out, &rows).unwrap();
+        table_file::write(&out, schema(), &rows).unwrap();
+        table_file::write(&out, schema(), &rows).unwrap();
         let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(&out).unwrap()).unwrap();
         assert_eq!(reader.schema().field(3).metadata()["unit"], "tokens");
         assert_eq!(reader.build().unwrap().map(|batch| batch.unwrap().num_rows()).sum::<usize>(), 2);

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use super::{
-    bench, calibrate,
+    bench, calibrate, quality,
     remote::{self, Format, Server},
     serve,
 };
@@ -99,6 +99,8 @@ enum Models {
     },
     /// Names that `pull` and `serve --model` know
     List,
+    /// Perplexity of each variant of a model on a text, and how far it agrees with the exact model
+    Quality(quality::QualityOptions),
 }
 
 /// Parses and runs; errors are printed as one line with their causes.
@@ -138,6 +140,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             }
             Ok(())
         }
+        Command::Models(Models::Quality(options)) => quality::run(options),
         Command::Sql { query, format, server } => remote::sql(&server, &query, format),
         Command::Snapshot { out, server } => remote::snapshot(&server, &out),
         Command::ReplayLoad(options) => Ok(load::execute(options)?),

@@ -14,6 +14,8 @@
 //! | `bench` | `evenkeel bench …` |
 //! | `calibrate` | `evenkeel calibrate`: the capacity of an instance by length of request |
 //! | `driver` | an engine driven by its steps, for both |
+//! | `quality` | `evenkeel models quality`: what precision costs in quality, variant by variant |
+//! | `table_file` | measured rows as a Parquet file |
 //!
 //! The only module that reads the wall clock for others and starts runtimes: HTTP, text, queries and event ingestion each
 //! have one of their own (DESIGN §7 rule 9).
@@ -27,8 +29,10 @@ pub mod http;
 pub mod live;
 pub mod page;
 mod plant_metrics;
+mod quality;
 pub mod remote;
 pub mod serve;
 pub mod snapshot_routes;
 pub mod sql_routes;
+mod table_file;
 pub mod text;

@@ -34,10 +34,15 @@ impl TokenBytes for ModelTokens {
 
 pub(super) fn load(path: &Path, options: &WorkerOptions) -> Result<Parts, ModelSetupError> {
     let failed = |problem: String| ModelSetupError::Load { path: path.to_path_buf(), problem };
-    let model = open(path, options).map_err(|error| failed(error.to_string()))?;
-    let tokenizer = Tokenizer::from_gguf(model.gguf()).map_err(|error| failed(error.to_string()))?;
-    let runner = runner(model, options, failed)?;
+    let runner = runner_of_file(path, options)?;
+    let tokenizer = Tokenizer::from_gguf(runner.model().gguf()).map_err(|error| failed(error.to_string()))?;
     Ok((Box::new(runner), Arc::new(ModelTokens(tokenizer))))
+}
+
+pub(super) fn runner_of_file(path: &Path, options: &WorkerOptions) -> Result<CpuRunner, ModelSetupError> {
+    let failed = |problem: String| ModelSetupError::Load { path: path.to_path_buf(), problem };
+    let model = open(path, options).map_err(|error| failed(error.to_string()))?;
+    runner(model, options, failed)
 }
 
 /// The model that drafts, with a quarter of the KV memory's bytes of its own.

@@ -11,6 +11,7 @@ use engine::{
     prefix_cache::PrefixCacheMode,
     runner::{
         ModelRunner, RunnerShape,
+        cpu::CpuRunner,
         simulated::{CostModel, PagingCheck, SimulatedRunner},
     },
     speculation::config::{Speculation, SpeculationLimits},
@@ -79,6 +80,15 @@ fn speculation(options: &WorkerOptions) -> Speculation {
         config::Speculation::PromptLookup => Speculation::PromptLookup { limits, min_match: LOOKUP_MATCH },
         config::Speculation::Draft => Speculation::Draft { limits },
     }
+}
+
+/// The runner of a model file that the options describe, without an engine around it, and the bytes of the weights as held
+/// before they are packed.
+pub fn runner(options: &WorkerOptions) -> Result<(CpuRunner, usize), ModelSetupError> {
+    check_block_size(options.block_size)?;
+    let runner = super::gguf::runner_of_file(options.model.as_ref(), options)?;
+    let bytes = runner.model().weight_bytes();
+    Ok((runner, bytes))
 }
 
 /// A runner and the bytes of its tokens.

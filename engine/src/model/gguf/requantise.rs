@@ -4,7 +4,8 @@
 //! Invariant: names, sizes and metadata stay; only matrices change, and those whose rows are no whole number of the type's
 //! blocks stay as they are, as do vectors (norms, biases), which are computed in f32 anyway.
 //!
-//! Cost: the matrices are read once, a row at a time; the new ones take their bytes in memory. No state.
+//! Cost: the matrices are read once, a row at a time; the new ones take their bytes in memory, each in a part of its own, so
+//! that one which was packed can be let go of. No state.
 
 use kernels::{Dtype, WeightMatrix, encode::encode_row, reference::dequantize};
 
@@ -39,32 +40,41 @@ impl Gguf {
     /// The same file with its matrices in `format`.
     pub fn requantised(mut self, format: WeightFormat) -> Result<Self, ModelError> {
         let Some(dtype) = format.dtype() else { return Ok(self) };
-        let (part, mut bytes, mut stored) = (self.parts.len(), Vec::new(), Vec::new());
+        let mut stored = Vec::new();
         let mut tensors = self.tensors.clone();
         for tensor in tensors.values_mut() {
             let [cols, rows] = tensor.dims[..] else { continue };
             if rows == 1 || tensor.dtype == dtype || dtype.row_bytes(cols).is_none() {
                 continue;
             }
-            let offset = bytes.len();
+            let mut bytes = Vec::with_capacity(dtype.row_bytes(cols).unwrap_or(0) * rows);
             let row_bytes = tensor.len / rows;
             for row in 0..rows {
                 self.parts[tensor.part].read(tensor.offset + row * row_bytes, row_bytes, &mut stored)?;
                 let values = dequantize::row(&WeightMatrix::new(tensor.dtype, [1, cols], &stored)?, 0);
                 encode_row(dtype, &values, &mut bytes)?;
             }
-            (tensor.dtype, tensor.part, tensor.offset, tensor.len) = (dtype, part, offset, bytes.len() - offset);
+            (tensor.dtype, tensor.part, tensor.offset, tensor.len) = (dtype, self.parts.len(), 0, bytes.len());
+            self.parts.push(Bytes::Owned(bytes));
         }
         self.tensors = tensors;
-        self.parts.push(Bytes::Owned(bytes));
         Ok(self)
+    }
+
+    /// Lets go of the bytes of a matrix that was made here and that nobody reads any more; those of files stay.
+    pub(in crate::model) fn release(&mut self, part: usize) {
+        if part >= self.of_files
+            && let Some(bytes) = self.parts.get_mut(part)
+        {
+            *bytes = Bytes::Owned(Vec::new());
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tiny::tiny_llama_gguf;
+    use crate::model::{Arithmetic, Model, tiny::tiny_llama_gguf};
 
     /// Scenario: the test model, whose matrices are in many types, in each format.
     /// Guarantees: matrices change their type where their rows allow it and decode to what they were within the type's
@@ -95,6 +105,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Scenario: a requantised model with packed weights, and one without.
+    /// Guarantees: of the packed one's matrices only the embedding is still held as stored.
+    #[test]
+    fn packed_matrices_are_not_held_twice() {
+        let held = |arithmetic| {
+            let file = Gguf::from_bytes(tiny_llama_gguf(3)).unwrap().requantised(WeightFormat::Q8_0).unwrap();
+            let model = Model::from_gguf(file, arithmetic).unwrap();
+            let file = model.gguf();
+            file.parts[file.of_files..].iter().filter(|part| !part.as_slice().is_empty()).count()
+        };
+        assert_eq!(held(Arithmetic::Int8), 1);
+        assert!(held(Arithmetic::F32) > 10);
     }
 
     /// Scenario: the format of the file itself.
