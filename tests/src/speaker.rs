@@ -122,6 +122,8 @@ pub struct Speaker {
     /// A token costs a permit, if set.
     pub pace: Option<Arc<Semaphore>>,
     pub cached_tokens: u32,
+    /// Reply, and log-probability of each of its tokens, by the call's seed modulo their number; empty: `reply` at -0.5.
+    pub by_seed: Vec<(String, f32)>,
 }
 
 impl Speaker {
@@ -134,6 +136,7 @@ impl Speaker {
             live: Arc::default(),
             pace: None,
             cached_tokens: 0,
+            by_seed: Vec::new(),
         }
     }
 }
@@ -156,6 +159,7 @@ struct Speech {
     fault: Fault,
     pace: Option<Arc<Semaphore>>,
     cached_tokens: u32,
+    logprob: f32,
     is_over: bool,
 }
 
@@ -182,8 +186,9 @@ impl Speech {
         self.at += 1;
         let mut chunk = Chunk { tokens: vec![token], ..Chunk::default() };
         if let Some(count) = self.call.sampling.logprobs {
-            let top = (0..u32::from(count)).map(|rank| (token.saturating_sub(rank), -0.5 - rank as f32)).collect();
-            chunk.logprobs = vec![TokenLogprob { token, logprob: -0.5, top }];
+            let top =
+                (0..u32::from(count)).map(|rank| (token.saturating_sub(rank), self.logprob - rank as f32)).collect();
+            chunk.logprobs = vec![TokenLogprob { token, logprob: self.logprob, top }];
         }
         self.pending.extend(ByteText.token_bytes(token));
         if let Ok(text) = String::from_utf8(self.pending.clone()) {
@@ -230,7 +235,12 @@ impl InstanceClient for Speaker {
             }
         };
         self.live.fetch_add(1, Ordering::SeqCst);
-        let tokens = self.reply.bytes().map(u32::from).chain([END_TOKEN]).collect();
+        let of_seed = match self.by_seed.len() as u64 {
+            0 => None,
+            count => self.by_seed.get((call.sampling.seed % count) as usize),
+        };
+        let (reply, logprob) = of_seed.map_or((&self.reply, -0.5), |(reply, logprob)| (reply, *logprob));
+        let tokens = reply.bytes().map(u32::from).chain([END_TOKEN]).collect();
         let speech = Speech {
             _live: Live(self.live.clone()),
             call,
@@ -240,6 +250,7 @@ impl InstanceClient for Speaker {
             fault,
             pace: self.pace.clone(),
             cached_tokens: self.cached_tokens,
+            logprob,
             is_over: false,
         };
         let stream = unfold(speech, |mut speech| async move { speech.next().await.map(|item| (item, speech)) });

@@ -15,26 +15,26 @@ use futures::stream::unfold;
 use serde_json::Value;
 
 use super::{
+    best_of::{Sampling, keep_best},
     deps::TextModel,
     error::ApiError,
-    reader::Reader,
     running::{Running, Step},
     shape::{Envelope, Gathered},
 };
 
-/// Gathers all sequences into one body. `choices`: how many there are.
+/// Gathers all sequences into one body.
 pub async fn whole(
     mut running: Running,
     envelope: &Envelope,
     text: &dyn TextModel,
-    choices: usize,
+    sampling: Sampling,
 ) -> Result<Response, ApiError> {
-    let mut gathered = vec![Gathered::default(); choices];
-    let mut readers: Vec<Reader> = (0..choices).map(|_| Reader::new(envelope.tools.as_ref())).collect();
+    let mut gathered = vec![Gathered::default(); sampling.sequences()];
     while let Some(step) = running.next().await {
-        let Step::Piece { choice, piece } = step? else { continue };
-        gathered[choice].add(readers[choice].read(piece));
+        let Step::News { choice, news } = step? else { continue };
+        gathered[choice].add(news);
     }
+    let gathered = keep_best(gathered, sampling);
     Ok(Json(envelope.whole(&gathered, running.usage(), text)).into_response())
 }
 
@@ -43,7 +43,6 @@ struct EventStream {
     envelope: Envelope,
     text: Arc<dyn TextModel>,
     ready: VecDeque<Bytes>,
-    readers: Vec<Reader>,
     /// Characters of each choice sent so far.
     offsets: Vec<usize>,
     is_done: bool,
@@ -52,8 +51,7 @@ struct EventStream {
 /// The answer as server-sent events.
 pub fn stream(running: Running, envelope: Envelope, text: Arc<dyn TextModel>, choices: usize) -> Response {
     let ready = (0..choices).filter_map(|choice| envelope.opening(choice)).map(|chunk| event(&chunk)).collect();
-    let readers = (0..choices).map(|_| Reader::new(envelope.tools.as_ref())).collect();
-    let state = EventStream { running, envelope, text, ready, readers, offsets: vec![0; choices], is_done: false };
+    let state = EventStream { running, envelope, text, ready, offsets: vec![0; choices], is_done: false };
     let body = Body::from_stream(unfold(state, |mut state| async move {
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(bytes), state))
@@ -76,10 +74,9 @@ impl EventStream {
                 return None;
             }
             match self.running.next().await {
-                Some(Ok(Step::Piece { choice, piece })) => {
+                Some(Ok(Step::News { choice, news })) => {
                     let offset = self.offsets[choice];
-                    self.offsets[choice] += piece.text.chars().count();
-                    let news = self.readers[choice].read(piece);
+                    self.offsets[choice] += news.text_chars();
                     let chunks = self.envelope.news(choice, &news, self.text.as_ref(), offset);
                     self.ready.extend(chunks.iter().map(event));
                 }

@@ -16,6 +16,7 @@ use axum::{
 use super::{
     Gateway, answer,
     auth::Tenant,
+    best_of::Sampling,
     decision,
     error::ApiError,
     json_body,
@@ -88,20 +89,24 @@ async fn known_sender(
             return Answered::refusal(&error, &case);
         }
     };
-    let choices = parsed.inputs.len() * parsed.common.choices as usize;
+    let sampling = Sampling {
+        prompts: parsed.inputs.len(),
+        samples: parsed.common.samples as usize,
+        returned: parsed.common.choices as usize,
+    };
     let sequences = match serve::serve(gateway, &mut case, &parsed, &prepared).await {
         Ok(sequences) => sequences,
         Err(error) => return Answered::refusal(&error, &case),
     };
     let envelope = envelope(gateway, &case, &parsed, prepared.tools);
-    let mut running = Running::new(gateway.clone(), case, sequences, parsed.common.choices);
+    let mut running = Running::new(gateway.clone(), case, sequences, (sampling, envelope.tools.as_ref()));
     let text = gateway.deps.text.clone();
     let began = running.begin().await;
     let (decision_id, variant) = (running.decision_id().to_string(), running.variant().map(str::to_string));
     let response = match began {
         Err(error) => error.into_response(),
-        Ok(()) if parsed.common.streams => answer::stream(running, envelope, text, choices),
-        Ok(()) => match answer::whole(running, &envelope, text.as_ref(), choices).await {
+        Ok(()) if parsed.common.streams => answer::stream(running, envelope, text, sampling.sequences()),
+        Ok(()) => match answer::whole(running, &envelope, text.as_ref(), sampling).await {
             Ok(response) => response,
             Err(error) => error.into_response(),
         },
@@ -141,7 +146,7 @@ fn envelope(gateway: &Gateway, case: &Case, parsed: &ParsedRequest, tools: Optio
         created: case.recorder.arrived_at() / 1_000_000,
         model: gateway.deps.text.name().into(),
         fingerprint: gateway.fingerprint.clone(),
-        wants_logprobs: parsed.common.sampling.logprobs.is_some(),
+        wants_logprobs: parsed.common.shows_logprobs,
         includes_usage: parsed.common.includes_usage,
         tools,
     }

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `conversation`, `tool_prompt` | messages, calls and tools as templates see them |
 //! | `structure`, `reader` | what the answer must look like; text and tool calls in it |
+//! | `best_of` | the likeliest of several samples |
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `instances` | instances, their clients and leases |
 //! | `recorder` | one account a request: rows, metrics and log lines |
@@ -22,6 +23,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod best_of;
 pub mod conversation;
 pub mod decision;
 pub mod deps;

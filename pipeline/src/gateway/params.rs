@@ -14,6 +14,8 @@ use super::{error::ApiError, json_body::Object};
 
 /// Most choices of one request (OpenAI: 128); each is a sequence with a lease of its own.
 pub const CHOICES_MAX: u32 = 8;
+/// Most samples of which the best are returned (OpenAI: 20).
+pub const BEST_OF_MAX: u32 = 20;
 /// Most stop strings (OpenAI: 4).
 pub const STOP_MAX: usize = 16;
 /// Most alternatives per token.
@@ -41,7 +43,7 @@ const EXPECTED: &[(&str, &str)] = &[
     ("top_k", "an integer of at least 1, or 0 or -1 for all"),
     ("min_p", "a number from 0 to 1"),
     ("n", "an integer from 1 to 8"),
-    ("best_of", "the same integer as n"),
+    ("best_of", "an integer from n to 20; n itself in chat"),
     ("seed", "an integer from -2^63 to 2^63-1"),
     ("stop", "a non-empty string or an array of up to 16 non-empty strings"),
     ("top_logprobs", "an integer from 0 to 20"),
@@ -184,7 +186,12 @@ pub struct Common {
     /// `None`: up to the context.
     pub max_tokens: Option<u32>,
     pub stop_strings: Vec<String>,
+    /// Choices returned a prompt.
     pub choices: u32,
+    /// Sequences run a prompt; the best of them are returned. At least `choices`.
+    pub samples: u32,
+    /// The client asked to see log-probabilities.
+    pub shows_logprobs: bool,
     pub streams: bool,
     pub includes_usage: bool,
 }
@@ -220,9 +227,7 @@ pub fn common<L>(raw: &RawRequest<L>, vocab: usize) -> Result<Common, ApiError> 
     };
     let max_tokens = integer(name, most, 1, i64::from(u32::MAX))?;
     let choices = integer("n", raw.n, 1, i64::from(CHOICES_MAX))?.unwrap_or(1);
-    if let Some(best_of) = raw.best_of.filter(|best_of| *best_of != i64::from(choices)) {
-        return Err(out_of_range("best_of", best_of));
-    }
+    let samples = integer("best_of", raw.best_of, i64::from(choices), i64::from(BEST_OF_MAX))?.unwrap_or(choices);
     let top_k = integer("top_k", raw.top_k.filter(|k| *k != -1), 0, i64::from(u32::MAX))?.filter(|k| *k > 0);
     let sampling = SamplingParams {
         temperature: number("temperature", raw.temperature, 1.0, |v| (0.0..=2.0).contains(&v))?,
@@ -243,6 +248,12 @@ pub fn common<L>(raw: &RawRequest<L>, vocab: usize) -> Result<Common, ApiError> 
             "The 'stream_options' parameter is only allowed when 'stream' is true.",
         ));
     }
+    if samples > choices && streams {
+        return Err(ApiError::parameter(
+            "best_of",
+            "'best_of' above 'n' cannot be streamed: which choices are the best is known at the end.",
+        ));
+    }
     let includes_usage = raw.stream_options.as_ref().and_then(|options| options.0.include_usage).unwrap_or(false);
     Ok(Common {
         model,
@@ -251,6 +262,8 @@ pub fn common<L>(raw: &RawRequest<L>, vocab: usize) -> Result<Common, ApiError> 
         max_tokens,
         stop_strings: stop_strings(raw.stop.as_ref())?,
         choices,
+        samples,
+        shows_logprobs: false,
         streams,
         includes_usage,
     })

@@ -9,7 +9,7 @@ use super::{
     structure::{self, Shape, ToolUse},
 };
 
-/// Most sequences of one completion request (prompts × n).
+/// Most sequences of one completion request (prompts × n, or × best_of).
 pub const SEQUENCES_MAX: usize = 32;
 
 /// Which endpoint; it decides the shape of the answer.
@@ -69,6 +69,13 @@ fn chat(raw: &RawRequest<bool>, vocab: usize) -> Result<ParsedRequest, ApiError>
         }
         (false, None) => None,
     };
+    common.shows_logprobs = common.sampling.logprobs.is_some();
+    if common.samples > common.choices {
+        return Err(ApiError::unsupported(
+            "best_of",
+            "'best_of' above 'n' is not supported here; use /v1/completions.",
+        ));
+    }
     let sent = raw.messages.as_ref().ok_or_else(|| params::missing("messages"))?;
     if sent.is_empty() {
         return Err(ApiError::parameter(
@@ -90,6 +97,11 @@ fn chat(raw: &RawRequest<bool>, vocab: usize) -> Result<ParsedRequest, ApiError>
 fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiError> {
     let mut common = params::common(raw, vocab)?;
     common.sampling.logprobs = params::integer("logprobs", raw.logprobs, 0, LOGPROBS_MAX)?.map(|count| count as u8);
+    common.shows_logprobs = common.sampling.logprobs.is_some();
+    if common.samples > common.choices {
+        // By these the best are told from the others.
+        common.sampling.logprobs.get_or_insert(0);
+    }
     if raw.echo == Some(true) {
         return Err(ApiError::unsupported("echo", "'echo' is not supported; only false is."));
     }
@@ -108,12 +120,12 @@ fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiE
         RawPrompt::Tokens(tokens) => vec![Input::Tokens(tokens)],
         RawPrompt::TokenLists(lists) => lists.into_iter().map(Input::Tokens).collect(),
     };
-    check_prompts(&inputs, common.choices, vocab)?;
+    check_prompts(&inputs, common.samples, vocab)?;
     let shape = structure::shape(raw)?;
     Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1, shape, tools: None })
 }
 
-fn check_prompts(inputs: &[Input], choices: u32, vocab: usize) -> Result<(), ApiError> {
+fn check_prompts(inputs: &[Input], samples: u32, vocab: usize) -> Result<(), ApiError> {
     let refuse = |what: String| {
         let words = params::expected("prompt");
         Err(ApiError::parameter("prompt", format!("Invalid value for 'prompt': expected {words}, but got {what}.")))
@@ -121,8 +133,11 @@ fn check_prompts(inputs: &[Input], choices: u32, vocab: usize) -> Result<(), Api
     if inputs.is_empty() {
         return refuse("an empty array".into());
     }
-    if inputs.len() * choices as usize > SEQUENCES_MAX {
-        return refuse(format!("{} prompts with n = {choices}, above {SEQUENCES_MAX} sequences", inputs.len()));
+    if inputs.len() * samples as usize > SEQUENCES_MAX {
+        return refuse(format!(
+            "{} prompts with n = {samples} (or best_of), above {SEQUENCES_MAX} sequences",
+            inputs.len()
+        ));
     }
     for input in inputs {
         match input {

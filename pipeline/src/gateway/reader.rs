@@ -22,6 +22,17 @@ pub struct News {
     pub finish_reason: Option<&'static str>,
 }
 
+impl News {
+    /// Characters of text in it.
+    pub fn text_chars(&self) -> usize {
+        let chars = |event: &ToolCallEvent| match event {
+            ToolCallEvent::Text(text) => text.chars().count(),
+            _ => 0,
+        };
+        self.events.iter().map(chars).sum()
+    }
+}
+
 /// See the file's header.
 pub struct Reader {
     tools: Option<ToolCallParser>,

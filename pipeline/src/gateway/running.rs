@@ -1,5 +1,7 @@
 //! The sequences of one request as one stream of steps, and the request's account.
 //!
+//! Each choice is read here for tool calls, so that the account ends for the reason that the client sees.
+//!
 //! Dropping a `Running` drops its sequences, which cancels them and gives their leases back, and records `cancelled`.
 //! Bounds: `server.request_timeout` over the whole life. A step is made when the client's side asks for one: nothing is
 //! buffered for a slow client.
@@ -14,10 +16,13 @@ use tokio::time::Instant;
 
 use super::{
     Gateway,
+    best_of::Sampling,
     error::ApiError,
+    reader::{News, Reader},
     recorder::Growth,
-    sequence::{EndReason, Piece, Sequence, SequenceEvent},
+    sequence::{Piece, Sequence, SequenceEvent},
     serve::Case,
+    structure::ToolReply,
 };
 
 /// After this long without a step the client gets a comment line, so that proxies keep the connection.
@@ -28,11 +33,11 @@ const FIRST_STEP_WAIT: Duration = Duration::from_secs(2);
 type Events = Pin<Box<dyn Stream<Item = (usize, Result<SequenceEvent, ApiError>)> + Send>>;
 
 /// What the client should see next.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Step {
-    Piece {
+    News {
         choice: usize,
-        piece: Piece,
+        news: News,
     },
     /// Nothing yet.
     Idle,
@@ -53,13 +58,19 @@ pub struct Running {
     deadline: Instant,
     first: Option<Step>,
     open: usize,
-    choices_per_prompt: usize,
+    samples: usize,
+    readers: Vec<Reader>,
     usage: Usage,
-    last_reason: EndReason,
 }
 
 impl Running {
-    pub fn new(gateway: Arc<Gateway>, case: Case, sequences: Vec<Sequence>, choices_per_prompt: u32) -> Self {
+    /// `tools`: how to read tool calls, if the request gave tools.
+    pub fn new(
+        gateway: Arc<Gateway>,
+        case: Case,
+        sequences: Vec<Sequence>,
+        (sampling, tools): (Sampling, Option<&ToolReply>),
+    ) -> Self {
         let deadline = Instant::now() + gateway.deps.config.server.request_timeout;
         let open = sequences.len();
         let mut events = SelectAll::new();
@@ -77,10 +88,10 @@ impl Running {
             deadline,
             first: None,
             open,
-            choices_per_prompt: choices_per_prompt.max(1) as usize,
+            samples: sampling.samples.max(1),
+            readers: (0..open).map(|_| Reader::new(tools)).collect(),
             usage: Usage { prompt_tokens: case.prompt_tokens(), ..Usage::default() },
             case,
-            last_reason: EndReason::Stop,
         }
     }
 
@@ -133,8 +144,7 @@ impl Running {
             };
             match event {
                 Some((choice, Ok(SequenceEvent::Grew(piece)))) => {
-                    self.book(choice, &piece).await;
-                    return Some(Ok(Step::Piece { choice, piece }));
+                    return Some(Ok(Step::News { choice, news: self.book(choice, piece).await }));
                 }
                 Some((_, Ok(SequenceEvent::Moved { placement, reading, because, .. }))) => {
                     self.case.moved(&self.gateway, (&placement, &reading), &because).await;
@@ -148,24 +158,26 @@ impl Running {
         }
     }
 
-    async fn book(&mut self, choice: usize, piece: &Piece) {
+    async fn book(&mut self, choice: usize, piece: Piece) -> News {
         if piece.tokens > 0 {
             self.case.recorder.grew(Growth { choice, tokens: piece.tokens }).await;
         }
-        let Some(end) = piece.end else { return };
+        let ended = piece.end;
+        let news = self.readers[choice].read(piece);
+        let Some(end) = ended else { return news };
         self.usage.completion_tokens += end.completion_tokens;
-        if choice.is_multiple_of(self.choices_per_prompt) {
+        if choice.is_multiple_of(self.samples) {
             // The other choices of a prompt reuse what the first computes; that is no hit of the cache.
             self.usage.cached_tokens += end.cached_tokens;
             self.case.recorder.reused(end.cached_tokens);
         }
-        self.last_reason = end.reason;
         self.open -= 1;
         if self.open == 0 {
             // Gives the leases back before the client has read the end.
             self.events.clear();
-            self.case.recorder.finished(self.last_reason.name()).await;
+            self.case.recorder.finished(news.finish_reason.unwrap_or(end.reason.name())).await;
         }
+        news
     }
 
     async fn fail(&mut self, error: ApiError) -> ApiError {

@@ -1,7 +1,7 @@
 //! The life of a request from its prepared prompts to running sequences (DESIGN §2 steps 2 to 5): classify, throttle,
 //! admit, queue, route, dispatch. Every decision on the way is a row.
 //!
-//! Bounds: `policy.queue.wait_max` in the queue, [`CHOICES_MAX`](super::params::CHOICES_MAX) × prompts sequences.
+//! Bounds: `policy.queue.wait_max` in the queue, [`SEQUENCES_MAX`](super::parse::SEQUENCES_MAX) sequences.
 
 use std::{sync::Arc, time::Duration};
 
@@ -133,7 +133,7 @@ pub async fn serve(
     prepared: &Prepared,
 ) -> Result<Vec<Sequence>, ApiError> {
     let (mut demand, verdict) = decide_case(gateway, case, request, prepared).await;
-    let sequences = prepared.prompts.len() * request.common.choices as usize;
+    let sequences = prepared.prompts.len() * request.common.samples as usize;
     case.recorder.arrived(demand.tier.name(), prepared.prompt_tokens, sequences).await;
     let grant = seat(gateway, case, &mut demand, &verdict).await?;
     case.recorder.dispatched(&grant.placement).await;
@@ -162,7 +162,7 @@ async fn decide_case(
         tier: Tier::Low,
         variants: Vec::new().into(),
         prompt_tokens: prepared.prompt_tokens,
-        max_tokens: total_max_tokens(prepared, request.common.choices),
+        max_tokens: total_max_tokens(prepared, request.common.samples),
         hashes: Arc::new(prepared.prompts.iter().map(|prompt| prompt.hashes.clone()).collect()),
     };
     let reading = ArrivalReading {
@@ -290,15 +290,15 @@ struct Plans<'a> {
 }
 
 impl Plans<'_> {
-    /// One plan a sequence: prompts in order, choices inside a prompt. The demand bounds the sum of all `max_tokens`.
+    /// One plan a sequence: prompts in order, samples inside a prompt. The demand bounds the sum of all `max_tokens`.
     fn make(&self, deps: &Deps) -> Vec<SequencePlan> {
         let common = &self.request.common;
-        let choices = common.choices as usize;
-        let asked = total_max_tokens(self.prepared, common.choices);
-        let count = (self.prepared.prompts.len() * choices).max(1) as u32;
+        let samples = common.samples as usize;
+        let asked = total_max_tokens(self.prepared, common.samples);
+        let count = (self.prepared.prompts.len() * samples).max(1) as u32;
         let most = if self.demand.max_tokens < asked { (self.demand.max_tokens / count).max(1) } else { u32::MAX };
         let seed = common.seed.unwrap_or_else(|| uuid::Uuid::now_v7().as_u64_pair().1);
-        let prompts = self.prepared.prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, choices));
+        let prompts = self.prepared.prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, samples));
         prompts
             .enumerate()
             .map(|(index, prompt)| {
@@ -330,6 +330,6 @@ impl Plans<'_> {
     }
 }
 
-fn total_max_tokens(prepared: &Prepared, choices: u32) -> u32 {
-    prepared.prompts.iter().fold(0, |sum: u32, prompt| sum.saturating_add(prompt.max_tokens.saturating_mul(choices)))
+fn total_max_tokens(prepared: &Prepared, samples: u32) -> u32 {
+    prepared.prompts.iter().fold(0, |sum: u32, prompt| sum.saturating_add(prompt.max_tokens.saturating_mul(samples)))
 }

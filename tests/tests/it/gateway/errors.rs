@@ -130,6 +130,7 @@ async fn chat_fields() {
         ("stream_options", json!({"include_usage": true}), range, "stream_options", "only allowed when 'stream'"),
         ("stream_options", json!([true]), kind, "stream_options", "an object, but got an array"),
         ("functions", json!([{"name": "f"}]), no, "functions", "use 'tools' instead"),
+        ("best_of", json!(2), no, "best_of", "use /v1/completions"),
     ];
     check(&kit, CHAT, &base, cases).await;
 }
@@ -154,11 +155,19 @@ async fn completion_fields() {
         ("prompt", json!(vec!["x"; 33]), range, "prompt", "33 prompts"),
         ("echo", json!(true), no, "echo", "'echo' is not supported"),
         ("suffix", json!("s"), no, "suffix", "'suffix' is not supported"),
-        ("best_of", json!(3), range, "best_of", "the same integer as n, but got 3"),
+        ("best_of", json!(0), range, "best_of", "an integer from n to 20; n itself in chat, but got 0"),
+        ("best_of", json!(21), range, "best_of", "but got 21"),
+        ("best_of", json!("2"), kind, "best_of", "an integer from n to 20"),
         ("logprobs", json!(true), kind, "logprobs", "got a boolean `true`"),
         ("logprobs", json!(21), range, "logprobs", "got 21"),
     ];
     check(&kit, COMPLETIONS, &base, cases).await;
+    let streamed = json!({"model": "tiny", "prompt": "a", "stream": true});
+    let cases = vec![("best_of", json!(2), range, "best_of", "cannot be streamed")];
+    check(&kit, COMPLETIONS, &streamed, cases).await;
+    let many = json!({"model": "tiny", "best_of": 20});
+    let cases = vec![("prompt", json!(["a", "b"]), range, "prompt", "2 prompts with n = 20 (or best_of), above 32")];
+    check(&kit, COMPLETIONS, &many, cases).await;
 }
 
 /// Scenario: wrong method, wrong path, wrong content type, a body over the limit (announced, and not announced).

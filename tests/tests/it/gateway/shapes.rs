@@ -198,3 +198,32 @@ async fn small_routes() {
     assert_eq!(kit.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
     drop(speaker);
 }
+
+/// Scenario: four samples of each of two prompts of which two are returned, with and without log-probabilities; the best two
+/// are the second and the fourth.
+/// Guarantees: the likeliest a token come back, best first and numbered from 0; usage counts all four; one lease, given back;
+/// log-probabilities are shown only if they were asked for.
+#[tokio::test]
+async fn the_best_of_several_are_returned() {
+    let replies = [("a long and unlikely one", -3.0), ("good", -0.25), ("bad", -2.0), ("better", -0.125)];
+    let by_seed = replies.map(|(reply, logprob)| (reply.to_string(), logprob)).to_vec();
+    let speaker = Arc::new(Speaker { by_seed, ..Speaker::new("") });
+    let kit = Kit::new(defaults(), vec![speaker.clone()]);
+    let body = json!({"model": "tiny", "prompt": ["x", "y"], "n": 2, "best_of": 4, "seed": 0, "max_tokens": 50});
+    let answer = kit.post(COMPLETIONS, body.clone()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let (choices, usage) = (answer.json()["choices"].clone(), answer.json()["usage"].clone());
+    let texts: Vec<&str> = choices.as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["better", "good", "better", "good"]);
+    let places: Vec<u64> = choices.as_array().unwrap().iter().map(|c| c["index"].as_u64().unwrap()).collect();
+    assert_eq!(places, [0, 1, 2, 3]);
+    assert!(choices[0]["logprobs"].is_null());
+    let generated: usize = replies.iter().map(|(reply, _)| reply.len() + 1).sum();
+    assert_eq!(
+        (usage["completion_tokens"].as_u64(), usage["prompt_tokens"].as_u64()),
+        (Some(2 * generated as u64), Some(2))
+    );
+    assert_eq!((speaker.calls.lock().unwrap().len(), kit.leased()), (8, (0, 0)));
+    let shown = kit.post(COMPLETIONS, with(body, json!({"logprobs": 1}))).await.json();
+    assert_eq!(shown["choices"][0]["logprobs"]["token_logprobs"][0], -0.125);
+}

@@ -218,3 +218,18 @@ async fn a_call_survives_the_loss_of_its_instance() {
     assert_eq!((text.as_str(), calls.len(), reason.as_str()), ("", 1, "tool_calls"));
     assert_eq!((calls[0].1.as_str(), calls[0].2.as_str()), ("add", "{\"a\": 1}"));
 }
+
+/// Scenario: an answer that ends with a call, whole and streamed; one that ends with text.
+/// Guarantees: the row of the request's end has the finish reason that the client saw.
+#[tokio::test]
+async fn rows_end_for_the_reason_the_client_saw() {
+    for (reply, expected) in [(CALLS, "tool_calls"), ("no call", "stop")] {
+        for streams in [false, true] {
+            let (kit, _) = kit(reply);
+            let answer = kit.post(CHAT, ask(json!({"stream": streams}))).await;
+            assert!(answer.text.contains(&format!("\"finish_reason\":\"{expected}\"")), "{}", answer.text);
+            let rows = kit.rows.requests.lock().unwrap();
+            assert_eq!(rows.last().unwrap().finish_reason.as_deref(), Some(expected));
+        }
+    }
+}
