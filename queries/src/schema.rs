@@ -347,7 +347,7 @@ fn speculation() -> Vec<Field> {
         at("end of the step in which it was switched"),
         number("instance", DataType::UInt32, "", "instance"),
         number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
-        text("class", "class of requests: lane L1, L2 or L3, or a class that the caller named"),
+        text("class", "class of requests: their tier; their lane, L1 to L3, where the caller named no tier"),
         text("state", "active: guesses are verified; cool: they would lose, and are only probed"),
         number("predicted_gain", DataType::Float32, "", "tokens a second with guesses over without, as predicted"),
         number("drawn", DataType::UInt64, "tokens", "tokens of the class since the incarnation began"),

@@ -103,6 +103,7 @@ pub struct Workers {
     pub threads: usize,
     pub block_size: usize,
     pub kv_bytes_max: ByteSize,
+    pub l2_bytes: ByteSize,
     pub token_budget: usize,
     pub running_max: usize,
     pub waiting_max: usize,

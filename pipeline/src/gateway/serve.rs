@@ -316,6 +316,7 @@ impl Plans<'_> {
                     deadline: None,
                     cache_salt: 0,
                     sampling_offset: 0,
+                    class: Some(engine::request::RequestClass(self.demand.tier.number())),
                 };
                 let demand = Demand {
                     tier: self.demand.tier,

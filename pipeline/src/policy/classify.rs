@@ -30,6 +30,20 @@ impl Tier {
         [Tier::Low, Tier::Medium, Tier::High].into_iter().find(|tier| tier.name() == name)
     }
 
+    /// The tier as a number, for those who do not know tiers: 0 is High.
+    pub fn number(self) -> u8 {
+        match self {
+            Tier::High => 0,
+            Tier::Medium => 1,
+            Tier::Low => 2,
+        }
+    }
+
+    /// The tier of a number.
+    pub fn of_number(number: u8) -> Option<Tier> {
+        [Tier::High, Tier::Medium, Tier::Low].into_iter().find(|tier| tier.number() == number)
+    }
+
     /// The next better tier; High stays.
     pub fn raised(self) -> Tier {
         match self {

@@ -22,7 +22,7 @@ use std::{
 use engine::{
     engine::Engine,
     grammar::{Grammar, GrammarError, GrammarSource},
-    request::{GenerateRequest, SamplingParams, SequenceId, StopConditions, SubmitRejection},
+    request::{GenerateRequest, RequestClass, SamplingParams, SequenceId, StopConditions, SubmitRejection},
     step::{SequenceOutput, StepReport},
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -109,6 +109,7 @@ pub struct Start {
     pub deadline: Option<engine::Micros>,
     pub cache_salt: u64,
     pub sampling_offset: u32,
+    pub class: Option<RequestClass>,
     pub grammar: Option<GrammarSource>,
 }
 
@@ -122,6 +123,7 @@ impl Start {
             deadline: call.deadline,
             cache_salt: call.cache_salt,
             sampling_offset: call.sampling_offset,
+            class: call.class,
             grammar,
         }
     }
@@ -153,7 +155,7 @@ impl EngineHandle {
             deadline: start.deadline,
             cache_salt: start.cache_salt,
             sampling_offset: start.sampling_offset,
-            class: None,
+            class: start.class,
             grammar,
         };
         self.commands.send(Submit { request, outputs, reply }).await.map_err(|_| StartError::Stopped)?;

@@ -10,6 +10,7 @@
 //! | `telemetry` | rows leave the worker by Arrow Flight `DoPut`; bounded, never in the engine's way |
 //! | `flight_server` | the receiving end in `serve` |
 //! | `process`, `options` | the body of `evenkeel worker`, and its command line |
+//! | `swap_rates` | what computing and moving KV costs on this machine |
 //! | `variant_files` | whether the files of variants speak of the same tokens |
 //! | `model`, `gguf`, `paced` | from options to an engine: a model file, or a simulated one |
 //! | `child`, `supervisor` | worker processes: start, watch, restart, drain, stop |
@@ -31,6 +32,7 @@ pub mod process;
 pub mod server;
 pub mod step_rows;
 pub mod supervisor;
+mod swap_rates;
 pub mod telemetry;
 pub mod variant_files;
 pub mod wire;

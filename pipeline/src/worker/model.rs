@@ -6,7 +6,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use engine::{
-    config::{EngineConfig, check_block_size},
+    config::{EngineConfig, SwapRates, check_block_size},
     engine::Engine,
     prefix_cache::PrefixCacheMode,
     runner::{
@@ -21,6 +21,7 @@ use engine::{
 use super::{
     options::{CacheMode, WorkerOptions},
     paced::{NumberedTokens, Paced},
+    swap_rates,
 };
 use crate::config;
 
@@ -42,6 +43,12 @@ pub enum ModelSetupError {
     Draft { path: PathBuf, problem: String },
     #[error("--kv-bytes-max = {given}: one block of {block_size} tokens takes {needed} bytes; expected at least that")]
     TooLittleMemory { given: u64, needed: u64, block_size: usize },
+    #[error(
+        "--l2-bytes = {given}: one block of {block_size} tokens takes {needed} bytes; expected at least that, or 0 for no L2"
+    )]
+    TooLittleL2 { given: u64, needed: u64, block_size: usize },
+    #[error("--l2-bytes: the runner can't be measured: {0}")]
+    SwapRates(engine::runner::RunnerError),
     #[error(transparent)]
     Engine(#[from] engine::config::ConfigError),
 }
@@ -49,11 +56,14 @@ pub enum ModelSetupError {
 /// Builds the engine that the options describe.
 pub fn build(options: &WorkerOptions) -> Result<Engine, ModelSetupError> {
     check_block_size(options.block_size)?;
-    let (runner, vocabulary) = match options.model.as_str() {
+    let (mut runner, vocabulary) = match options.model.as_str() {
         SIMULATED => simulated(options)?,
         path => super::gguf::load(path.as_ref(), options)?,
     };
+    let (l2_blocks, swap_rates) = second_level(options, runner.as_mut())?;
     let config = EngineConfig {
+        l2_blocks,
+        swap_rates,
         token_budget: options.token_budget,
         max_running: options.running_max,
         max_waiting: options.waiting_max,
@@ -71,6 +81,23 @@ pub fn build(options: &WorkerOptions) -> Result<Engine, ModelSetupError> {
         }
         config::Speculation::Off | config::Speculation::PromptLookup => Ok(Engine::new(config, runner, vocabulary)?),
     }
+}
+
+/// How many blocks L2 has, and what they cost; without L2 nothing is measured.
+fn second_level(options: &WorkerOptions, runner: &mut dyn ModelRunner) -> Result<(usize, SwapRates), ModelSetupError> {
+    if options.l2_bytes == 0 {
+        return Ok((0, SwapRates::default()));
+    }
+    let (given, block_size) = (options.l2_bytes, options.block_size);
+    let needed = runner.shape().block_bytes as u64;
+    let blocks = usize::try_from((given / needed.max(1)).min(u64::from(u32::MAX))).unwrap_or(usize::MAX);
+    if blocks == 0 {
+        return Err(ModelSetupError::TooLittleL2 { given, needed, block_size });
+    }
+    let rates = swap_rates::measure(runner).map_err(ModelSetupError::SwapRates)?;
+    let SwapRates { prefill_ns_per_token, copy_ns_per_block } = rates;
+    tracing::info!(blocks, prefill_ns_per_token, copy_ns_per_block, "L2 for sequences that give way");
+    Ok((blocks, rates))
 }
 
 fn speculation(options: &WorkerOptions) -> Speculation {

@@ -69,6 +69,9 @@ pub struct WorkerOptions {
     /// Memory for KV blocks, in bytes
     #[arg(long, default_value_t = 768 << 20)]
     pub kv_bytes_max: u64,
+    /// Host memory for the KV of sequences that give way, in bytes; 0: they are computed again
+    #[arg(long, default_value_t = 0)]
+    pub l2_bytes: u64,
     /// Most tokens in one engine step
     #[arg(long, default_value_t = 512)]
     pub token_budget: usize,
@@ -135,7 +138,7 @@ impl WorkerOptions {
     pub fn to_args(&self) -> Vec<OsString> {
         let text = |duration: Duration| humantime::format_duration(duration).to_string();
         let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
-        let pairs: [(&str, Option<String>); 30] = [
+        let pairs: [(&str, Option<String>); 31] = [
             ("model", Some(self.model.clone())),
             ("model-name", Some(self.model_name.clone())),
             ("variant", Some(self.variant.clone())),
@@ -146,6 +149,7 @@ impl WorkerOptions {
             ("threads", Some(self.threads.to_string())),
             ("block-size", Some(self.block_size.to_string())),
             ("kv-bytes-max", Some(self.kv_bytes_max.to_string())),
+            ("l2-bytes", Some(self.l2_bytes.to_string())),
             ("token-budget", Some(self.token_budget.to_string())),
             ("running-max", Some(self.running_max.to_string())),
             ("waiting-max", Some(self.waiting_max.to_string())),
@@ -237,6 +241,7 @@ mod tests {
                 flight: with_flight.map(|port| ([127, 0, 0, 1], port).into()),
                 threads: threads.into(),
                 kv_bytes_max: kv,
+                l2_bytes: kv / 3,
                 step_time_max: Duration::from_millis(step_ms),
                 flush_interval: Duration::from_micros(flush_us),
                 prefix_cache: CacheMode::Off,

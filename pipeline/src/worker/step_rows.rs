@@ -13,6 +13,7 @@ use engine::{
 
 use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
+    policy::Tier,
     rows::{EngineStepRow, KvEventRow, SpeculationRow},
 };
 
@@ -141,7 +142,10 @@ fn class_name(class: SpeculationClass) -> String {
         SpeculationClass::Lane(Lane::L1) => "L1".into(),
         SpeculationClass::Lane(Lane::L2) => "L2".into(),
         SpeculationClass::Lane(Lane::L3) => "L3".into(),
-        SpeculationClass::Named(RequestClass(number)) => number.to_string(),
+        // The gateway names the tier.
+        SpeculationClass::Named(RequestClass(number)) => {
+            Tier::of_number(number).map_or(number.to_string(), |tier| tier.name().into())
+        }
     }
 }
 

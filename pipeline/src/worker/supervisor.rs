@@ -80,6 +80,7 @@ impl SupervisorConfig {
             threads: w.threads,
             block_size: w.block_size,
             kv_bytes_max: w.kv_bytes_max.as_u64(),
+            l2_bytes: w.l2_bytes.as_u64(),
             token_budget: w.token_budget,
             running_max: w.running_max,
             waiting_max: w.waiting_max,

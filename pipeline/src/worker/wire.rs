@@ -6,7 +6,7 @@
 
 use engine::{
     grammar::GrammarSource,
-    request::{FinishReason, Lane, SamplingParams, StopConditions},
+    request::{FinishReason, Lane, MAX_REQUEST_CLASSES, RequestClass, SamplingParams, StopConditions},
     step::{Finish, SequenceOutput, TokenLogprob},
 };
 
@@ -59,6 +59,7 @@ pub fn request_to_proto(call: &GenerateCall, grammar: Option<&GrammarSource>) ->
         deadline_us: call.deadline,
         cache_salt: call.cache_salt,
         sampling_offset: call.sampling_offset,
+        class: call.class.map(|RequestClass(number)| u32::from(number)),
         grammar: grammar.map(grammar_to_proto),
     }
 }
@@ -106,8 +107,16 @@ pub fn start_from_proto(request: proto::GenerateRequest) -> Result<Start, WireEr
         deadline: request.deadline_us,
         cache_salt: request.cache_salt,
         sampling_offset: request.sampling_offset,
+        class: request.class.map(class_from_proto).transpose()?,
         grammar: request.grammar.map(grammar_from_proto).transpose()?,
     })
+}
+
+fn class_from_proto(number: u32) -> Result<RequestClass, WireError> {
+    match u8::try_from(number) {
+        Ok(number) if number < MAX_REQUEST_CLASSES => Ok(RequestClass(number)),
+        _ => Err(wrong("class", format!("{number}; expected below {MAX_REQUEST_CLASSES}"))),
+    }
 }
 
 fn sampling_from_proto(s: proto::Sampling) -> Result<SamplingParams, WireError> {
@@ -234,18 +243,31 @@ mod tests {
             );
         let lane = prop_oneof![Just(Lane::L1), Just(Lane::L2), Just(Lane::L3)];
         let prompt = proptest::collection::vec(any::<u32>(), 0..40);
-        (".*", prompt, sampling, stop, lane, proptest::option::of(any::<i64>()), any::<(u64, u32)>()).prop_map(
-            |(request_id, prompt, sampling, stop, lane, deadline, (cache_salt, sampling_offset))| GenerateCall {
-                request_id,
-                prompt: prompt.into(),
-                sampling,
-                stop,
-                lane,
-                deadline,
-                cache_salt,
-                sampling_offset,
-            },
+        (
+            ".*",
+            prompt,
+            sampling,
+            stop,
+            lane,
+            proptest::option::of(any::<i64>()),
+            any::<(u64, u32)>(),
+            proptest::option::of(0..MAX_REQUEST_CLASSES),
         )
+            .prop_map(
+                |(request_id, prompt, sampling, stop, lane, deadline, (cache_salt, sampling_offset), class)| {
+                    GenerateCall {
+                        request_id,
+                        prompt: prompt.into(),
+                        sampling,
+                        stop,
+                        lane,
+                        deadline,
+                        cache_salt,
+                        sampling_offset,
+                        class: class.map(RequestClass),
+                    }
+                },
+            )
     }
 
     fn grammars() -> impl Strategy<Value = GrammarSource> {
@@ -276,15 +298,19 @@ mod tests {
             ..Default::default()
         };
         assert!(start_from_proto(good.clone()).is_ok());
-        let mut cases = vec![good; 6];
+        let mut cases = vec![good; 7];
         cases[0].lane = 9;
         cases[1].stop = None;
         cases[2].sampling = None;
         cases[3].sampling.as_mut().unwrap().temperature = f32::NAN;
         cases[4].stop.as_mut().unwrap().max_tokens = 0;
+        cases[6].class = Some(13);
         cases[5].grammar = Some(proto::Grammar { kind: 7, text: String::new() });
         let fields: Vec<&str> = cases.into_iter().map(|c| start_from_proto(c).unwrap_err().field).collect();
-        assert_eq!(fields, ["lane", "stop", "sampling", "sampling.temperature", "stop.max_tokens", "grammar.kind"]);
+        assert_eq!(
+            fields,
+            ["lane", "stop", "sampling", "sampling.temperature", "stop.max_tokens", "grammar.kind", "class"]
+        );
     }
 
     /// Scenario: a last chunk with log-probabilities. Guarantees: accounts and error text arrive; an empty error is none.

@@ -46,6 +46,7 @@ async fn chat_whole() {
     let call = speaker.calls.lock().unwrap()[0].clone();
     assert_eq!(call.stop.max_tokens, 2048 - 23, "the default is all that the context leaves");
     assert_eq!(call.sampling.temperature, 1.0);
+    assert_eq!(call.class.map(|class| class.0), Some(0), "its tier is High");
     assert_eq!(kit.leased(), (0, 0));
 }
 

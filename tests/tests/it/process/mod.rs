@@ -5,6 +5,7 @@ mod loss;
 mod replay;
 mod starts;
 mod structure;
+mod swap;
 mod variants;
 mod views;
 

@@ -74,6 +74,7 @@ impl Question {
             deadline: None,
             cache_salt: 0,
             sampling_offset: 0,
+            class: None,
         }
     }
 
