@@ -237,21 +237,47 @@ impl Dispatcher {
     /// Grants the head of the queue for as long as there is room. Grants go to waiters that are gone, too: dropping the
     /// grant gives the lease back.
     pub fn pump(&self) {
-        loop {
-            let now = self.deps.clock.now();
-            let step = lock(&self.throttle).step;
-            let mut queue = lock(&self.queue);
-            let Some((_, head)) = queue.peek(now, step) else { return };
-            let Ok(grant) = self.place(&head.item.demand, &[]) else { return };
-            let taken = queue.pop(now, step);
-            self.show_load(queue.load());
-            drop(queue);
-            if let Some(waiting) = taken
-                && let Err(unwanted) = waiting.item.grant.send(grant)
-            {
+        while let Some((waiting, grant)) = self.next_grant() {
+            if let Err(unwanted) = waiting.item.grant.send(grant) {
                 drop(unwanted);
             }
         }
+    }
+
+    /// The entry that goes next, out of the queue, and its place. Where the first head waits for instances that are full, the
+    /// head of another tier may go to others (another variant's), but never to one of these.
+    fn next_grant(&self) -> Option<(Waiting<Pending>, Grant)> {
+        let now = self.deps.clock.now();
+        let step = lock(&self.throttle).step;
+        let mut queue = lock(&self.queue);
+        let mut full: Vec<InstanceId> = Vec::new();
+        let mut found = None;
+        for (ticket, head) in queue.heads(now, step) {
+            let demand = &head.item.demand;
+            if !full.is_empty() && self.would_go_to(demand).is_none_or(|instance| full.contains(&instance)) {
+                continue;
+            }
+            match self.place(demand, &[]) {
+                Ok(grant) => {
+                    found = Some((ticket, grant));
+                    break;
+                }
+                Err(no) => match no.rejection {
+                    RouteRejection::NoRoom { candidates } => full.extend(candidates.iter().map(|cost| cost.instance)),
+                    RouteRejection::NoInstance => {}
+                },
+            }
+        }
+        let (ticket, grant) = found?;
+        let waiting = queue.pop_head(ticket)?;
+        self.show_load(queue.load());
+        Some((waiting, grant))
+    }
+
+    fn would_go_to(&self, demand: &Demand) -> Option<InstanceId> {
+        let reading = self.read(demand, &[]);
+        let placement = place_by(&reading, self.deps.text.name(), &self.deps.config.policy.route);
+        placement.ok().map(|placement| placement.instance)
     }
 
     /// Waits for something to have changed: a lease, an instance, or time.

@@ -170,9 +170,32 @@ impl<T> FairQueue<T> {
         self.lanes[lane].entries.front().map(|(ticket, waiting)| (*ticket, waiting))
     }
 
+    /// The heads of the tiers in the order in which they would go: where the first waits for something that the next does
+    /// not need, the next may go. A tier that is held back has none.
+    pub fn heads(&self, now: Micros, step: ThrottleStep) -> Vec<(Ticket, &Waiting<T>)> {
+        let Some(first) = self.next_lane(now, step) else { return Vec::new() };
+        let is_low_held = step >= ThrottleStep::ShapeBatch;
+        let mut others: Vec<usize> = (0..self.lanes.len()).filter(|lane| *lane != first).collect();
+        others.retain(|lane| !(is_low_held && *lane == lane_of(Tier::Low)));
+        others.sort_by_key(|lane| (self.lanes[*lane].tag, *lane));
+        let order = std::iter::once(first).chain(others);
+        order.filter_map(|lane| self.lanes[lane].entries.front().map(|(ticket, head)| (*ticket, head))).collect()
+    }
+
+    /// Takes the head of a tier, if it is still there; accounts are as for [`pop`](Self::pop).
+    pub fn pop_head(&mut self, ticket: Ticket) -> Option<Waiting<T>> {
+        let is_head = |lane: &Lane<T>| lane.entries.front().is_some_and(|(head, _)| *head == ticket);
+        let lane = self.lanes.iter().position(is_head)?;
+        self.take_from(lane)
+    }
+
     /// Takes the entry that [`peek`](Self::peek) shows.
     pub fn pop(&mut self, now: Micros, step: ThrottleStep) -> Option<Waiting<T>> {
         let index = self.next_lane(now, step)?;
+        self.take_from(index)
+    }
+
+    fn take_from(&mut self, index: usize) -> Option<Waiting<T>> {
         let lane = &mut self.lanes[index];
         let (_, waiting) = lane.entries.pop_front()?;
         self.served = self.served.max(lane.tag);

@@ -97,6 +97,12 @@ impl Twin {
         self.waiting.push((id, waiting));
     }
 
+    /// Nothing of its tier waits longer.
+    fn is_head(&self, id: u64) -> bool {
+        let tier = |id: u64| self.waiting.iter().find(|(held, _)| *held == id).map(|(_, w)| w.tier);
+        self.waiting.iter().find(|(_, w)| Some(w.tier) == tier(id)).is_some_and(|(held, _)| *held == id)
+    }
+
     fn pop(&mut self, now: Micros, step: ThrottleStep) -> Option<u64> {
         let aged = self.waiting.iter().position(|(_, w)| now - w.since >= 10_000_000);
         let others = self.waiting.iter().any(|(_, w)| w.tier != Tier::Low);
@@ -142,6 +148,9 @@ proptest! {
                 }
                 2 => {
                     let shown = queue.peek(now, step).map(|(_, w)| w.item);
+                    let heads: Vec<usize> = queue.heads(now, step).iter().map(|(_, w)| w.item).collect();
+                    prop_assert_eq!(heads.first().copied(), shown);
+                    prop_assert!(heads.iter().all(|head| twin.is_head(*head as u64)), "{heads:?}");
                     let popped = queue.pop(now, step).map(|w| w.item);
                     prop_assert_eq!(shown, popped);
                     prop_assert_eq!(popped.map(|id| id as u64), twin.pop(now, step));
@@ -158,4 +167,23 @@ proptest! {
             prop_assert_eq!(queue.load(), QueueLoad { requests: twin.waiting.len(), tokens });
         }
     }
+}
+
+/// Scenario: a head of each tier; the second one is taken, then one that is no head, then under a step that holds Low back.
+/// Guarantees: heads come in the order of service; taking one leaves the others' order; what is no head stays; Low that is
+/// held back is no head.
+#[test]
+fn a_head_may_go_before_the_first() {
+    let mut queue = FairQueue::new(&test_policy().queue);
+    let tickets = TIERS.map(|tier| queue.push(entry(tier, 100, 0)).unwrap());
+    let behind = queue.push(entry(Tier::Medium, 100, 0)).unwrap();
+    let order = |queue: &FairQueue<usize>, step| -> Vec<Ticket> {
+        queue.heads(0, step).iter().map(|(ticket, _)| *ticket).collect()
+    };
+    assert_eq!(order(&queue, STEP), tickets);
+    assert_eq!(order(&queue, ThrottleStep::ShapeBatch), tickets[..2]);
+    assert!(queue.pop_head(behind).is_none());
+    assert_eq!(queue.pop_head(tickets[1]).unwrap().tier, Tier::Medium);
+    assert_eq!(order(&queue, STEP), [tickets[0], tickets[2], behind], "Medium has had its turn");
+    assert_eq!(queue.load(), QueueLoad { requests: 3, tokens: 300 });
 }

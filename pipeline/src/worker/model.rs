@@ -95,8 +95,6 @@ fn second_level(options: &WorkerOptions, runner: &mut dyn ModelRunner) -> Result
         return Err(ModelSetupError::TooLittleL2 { given, needed, block_size });
     }
     let rates = swap_rates::measure(runner).map_err(ModelSetupError::SwapRates)?;
-    let SwapRates { prefill_ns_per_token, copy_ns_per_block } = rates;
-    tracing::info!(blocks, prefill_ns_per_token, copy_ns_per_block, "L2 for sequences that give way");
     Ok((blocks, rates))
 }
 

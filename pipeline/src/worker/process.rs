@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use engine::config::{EngineConfig, SwapRates};
 use serde::{Deserialize, Serialize};
 use tokio::{
     net::TcpListener,
@@ -58,6 +59,23 @@ pub struct ReadyLine {
     pub blocks: usize,
     /// Time to load the model, in microseconds.
     pub load_us: u64,
+    /// L2, if there is one.
+    pub l2: Option<ReadyL2>,
+}
+
+/// Host memory for the KV of sequences that give way, and the costs that were measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadyL2 {
+    pub blocks: usize,
+    pub prefill_ns_per_token: u64,
+    pub copy_ns_per_block: u64,
+}
+
+impl ReadyL2 {
+    fn of(config: &EngineConfig) -> Option<Self> {
+        let SwapRates { prefill_ns_per_token, copy_ns_per_block } = config.swap_rates;
+        (config.l2_blocks > 0).then_some(Self { blocks: config.l2_blocks, prefill_ns_per_token, copy_ns_per_block })
+    }
 }
 
 /// Why a worker ended other than by being told to.
@@ -100,7 +118,7 @@ async fn serve(
     load_us: u64,
     mut orphaned: watch::Receiver<bool>,
 ) -> Result<(), ProcessError> {
-    let shape = engine.shape();
+    let (shape, l2) = (engine.shape(), ReadyL2::of(&engine.config()));
     let (sink, telemetry) = step_sink(&options);
     let handle = engine_thread::spawn(engine, shape.context, sink).map_err(start_error("start the engine thread"))?;
     let handle = handle.with_grammars(Arc::new(Grammars::of_model(&options.model, shape.vocab)));
@@ -128,6 +146,7 @@ async fn serve(
         vocab: shape.vocab,
         blocks: shape.blocks,
         load_us,
+        l2,
     })
     .map_err(start_error("write the ready line"))?;
     let mut terminate = signal(SignalKind::terminate()).map_err(start_error("listen for SIGTERM"))?;

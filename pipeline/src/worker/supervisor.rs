@@ -273,8 +273,7 @@ impl Keeper {
             detail,
         };
         let since = Instant::now();
-        let loaded = format!("model loaded in {} ms, {} KV blocks", ready.load_us / 1000, ready.blocks);
-        self.enter(phase(InstanceState::Ready, Some(loaded))).await;
+        self.enter(phase(InstanceState::Ready, Some(in_words(&ready)))).await;
         tokio::select! {
             how = child.wait() => return died(how, since.elapsed()),
             detail = watch_health(&client, self.epoch, &self.config) => {
@@ -328,6 +327,17 @@ impl Keeper {
         };
         if timeout(PUBLISH_WAIT, self.sink.instance(row)).await.is_err() {
             tracing::warn!(instance = %self.id, state = phase.state.name(), "the bus is full; an instances row is lost");
+        }
+    }
+}
+
+fn in_words(ready: &ReadyLine) -> String {
+    let loaded = format!("model loaded in {} ms, {} KV blocks", ready.load_us / 1000, ready.blocks);
+    match &ready.l2 {
+        None => loaded,
+        Some(l2) => {
+            let (copy, compute) = (l2.copy_ns_per_block as f64 / 1e3, l2.prefill_ns_per_token as f64 / 1e3);
+            format!("{loaded}, {} in L2 (to copy a block {copy:.1} us, to compute a token {compute:.1} us)", l2.blocks)
         }
     }
 }

@@ -2,14 +2,15 @@
 //! (SPEC D1).
 //!
 //! Invariant: names, sizes and metadata stay; only matrices change, and those whose rows are no whole number of the type's
-//! blocks stay as they are, as do vectors (norms, biases), which are computed in f32 anyway.
+//! blocks stay as they are, as do vectors (norms, biases), which are computed in f32 anyway. Four bits are too few for the
+//! embedding and the output matrix, whose errors nothing evens out: they keep what they have, and eight bits at most.
 //!
 //! Cost: the matrices are read once, a row at a time; the new ones take their bytes in memory, each in a part of its own, so
 //! that one which was packed can be let go of. No state.
 
 use kernels::{Dtype, WeightMatrix, encode::encode_row, reference::dequantize};
 
-use super::{Bytes, Gguf};
+use super::{Bytes, Gguf, TensorInfo};
 use crate::model::ModelError;
 
 /// What the matrices of a model are held in.
@@ -44,6 +45,7 @@ impl Gguf {
         let mut tensors = self.tensors.clone();
         for tensor in tensors.values_mut() {
             let [cols, rows] = tensor.dims[..] else { continue };
+            let dtype = dtype_of(tensor, dtype);
             if rows == 1 || tensor.dtype == dtype || dtype.row_bytes(cols).is_none() {
                 continue;
             }
@@ -71,6 +73,20 @@ impl Gguf {
     }
 }
 
+fn dtype_of(tensor: &TensorInfo, wanted: Dtype) -> Dtype {
+    let is_wide = matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
+    match tensor.name.as_str() {
+        "token_embd.weight" | "output.weight" if wanted == Dtype::Q4_0 => {
+            if is_wide {
+                Dtype::Q8_0
+            } else {
+                tensor.dtype
+            }
+        }
+        _ => wanted,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,7 +110,8 @@ mod tests {
                 let new = &after.tensors()[name];
                 assert_eq!(new.dims, old.dims, "{name}");
                 let (cols, rows) = (old.dims[0], old.dims.get(1).copied().unwrap_or(1));
-                assert_eq!(new.dtype, if rows > 1 { format.dtype().unwrap() } else { old.dtype }, "{name}");
+                let wanted = dtype_of(old, format.dtype().unwrap());
+                assert_eq!(new.dtype, if rows > 1 { wanted } else { old.dtype }, "{name}");
                 let old = WeightMatrix::new(old.dtype, [rows, cols], before.tensor_bytes(old)).unwrap();
                 let new = WeightMatrix::new(new.dtype, [rows, cols], after.tensor_bytes(new)).unwrap();
                 for row in 0..rows {
@@ -105,6 +122,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Scenario: the ends of a model, stored in f32 and in five bits, and an inner matrix, in four bits.
+    /// Guarantees: the ends keep eight bits at most, the inner matrix gets four.
+    #[test]
+    fn the_ends_keep_more_than_four_bits() {
+        let file = Gguf::from_bytes(tiny_llama_gguf(3)).unwrap();
+        let tensor =
+            |name: &str, dtype| TensorInfo { name: name.into(), dtype, ..file.tensors()["token_embd.weight"].clone() };
+        let to = |name, dtype| dtype_of(&tensor(name, dtype), Dtype::Q4_0);
+        assert_eq!(to("token_embd.weight", Dtype::F32), Dtype::Q8_0);
+        assert_eq!(to("output.weight", Dtype::Q5_1), Dtype::Q5_1);
+        assert_eq!(to("blk.0.ffn_up.weight", Dtype::F32), Dtype::Q4_0);
     }
 
     /// Scenario: a requantised model with packed weights, and one without.

@@ -95,7 +95,7 @@ async fn remote_duplicates_gaps_and_restarts() {
 async fn remote_batches_are_checked() {
     let f = Fixture::start(bus_config(), None);
     let error = f.bus.publish_remote(Topic::Faults, origin(1, 1), batch(0..2)).await.unwrap_err();
-    assert_eq!(error.to_string(), "batch for table faults does not fit: 10 columns, 5 wanted");
+    assert_eq!(error.to_string(), "batch for table faults does not fit: 11 columns, 5 wanted");
     let many = batch(0..super::super::REMOTE_ROWS_MAX as u32 + 1);
     let error = f.bus.publish_remote(Topic::Instances, origin(1, 1), many).await.unwrap_err();
     assert!(matches!(error, PublishError::TooManyRows { rows: 65_537 }), "{error}");

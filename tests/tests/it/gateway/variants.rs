@@ -11,6 +11,7 @@ use pipeline::{
 };
 use serde_json::{Value, json};
 use tests::gateway_kit::{Answer, Fault, Kit, Speaker, defaults};
+use tokio::sync::Semaphore;
 
 fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(ToString::to_string).collect()
@@ -119,4 +120,45 @@ async fn a_stream_goes_on_with_the_fallback() {
     let decisions = kit.rows.decisions.lock().unwrap();
     assert_eq!(decisions.iter().map(|row| row.variant.as_deref()).collect::<Vec<_>>(), [Some("exact"), Some("small")]);
     assert!(decisions[1].reason.starts_with("moved, since instance lost"), "{}", decisions[1].reason);
+}
+
+/// Scenario: one request at a time on each instance; `exact` is busy, another High request waits for it; then a Low one comes,
+/// and a second Low one while the first still runs.
+/// Guarantees: the Low request goes to the idle `small` at once, whoever waits for `exact`; the second waits like the High one;
+/// all end once there is room.
+#[tokio::test]
+async fn who_waits_for_one_variant_holds_up_no_other() {
+    let mut config = settings();
+    config.policy.route.lease_tokens_max = 1;
+    let calm = pipeline::policy::Threshold { enter: 1e9, exit: 1e8 };
+    let throttle = &mut config.policy.throttle;
+    (throttle.shape_batch, throttle.throttle_low, throttle.throttle_medium) = (calm, calm, calm);
+    (throttle.shrink, throttle.throttle_high) = (calm, calm);
+    let kit = Arc::new(Kit::new(config, vec![]));
+    let paces = ["exact", "small"].map(|_| Arc::new(Semaphore::new(0)));
+    for (id, variant) in [(0, "exact"), (1, "small")] {
+        let pace = Some(paces[id as usize].clone());
+        kit.put_variant((id, variant), 1, Some(Arc::new(Speaker { pace, ..Speaker::new(variant) })));
+    }
+    let send = |prompt_tokens: usize| {
+        let kit = kit.clone();
+        tokio::spawn(async move { served(&kit, prompt_tokens).await.1 })
+    };
+    let dispatched = || kit.rows.events().iter().filter(|event| *event == "dispatched").count();
+    let queued = || kit.rows.events().iter().filter(|event| *event == "queued").count();
+    let mut sent = vec![send(10)];
+    kit.until("exact runs", || dispatched() == 1).await;
+    sent.push(send(11));
+    kit.until("the second High one waits", || queued() == 1).await;
+    sent.push(send(100));
+    kit.until("small runs", || dispatched() == 2).await;
+    sent.push(send(101));
+    kit.until("the second Low one waits", || queued() == 3).await;
+    assert_eq!(dispatched(), 2);
+    paces.iter().for_each(|pace| pace.add_permits(100));
+    let mut variants = Vec::new();
+    for request in sent {
+        variants.push(request.await.unwrap());
+    }
+    assert_eq!(variants, ["exact", "exact", "small", "small"]);
 }

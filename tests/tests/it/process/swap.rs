@@ -15,7 +15,7 @@ l2_bytes = "2MiB"
 
 /// Scenario: eight sequences that need more than three times the pages there are, first one after the other, then at once.
 /// Guarantees: sequences give way and their KV goes to L2 and comes back; every text is what it was alone; all of L2 is free
-/// in the end.
+/// in the end; the instance says how large L2 is and what was measured.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_sequences_go_on_from_host_memory() {
     let Some(server) = Server::start(SETTINGS).await else { return };
@@ -25,8 +25,7 @@ async fn interrupted_sequences_go_on_from_host_memory() {
     for body in &bodies {
         alone.push(stream(&server, body.clone(), |_| {}).await);
     }
-    let moved =
-        "select coalesce(sum(swapped), 0) as gone, coalesce(sum(swapped_in_blocks), 0) as back from engine_steps";
+    let moved = "select cast(coalesce(sum(swapped), 0) as int) as gone, cast(coalesce(sum(swapped_in_blocks), 0) as int) as back from engine_steps";
     assert_eq!(server.sql(moved).await[0]["gone"].as_i64(), Some(0), "alone nobody gives way");
     let together = join_all(bodies.iter().map(|body| stream(&server, body.clone(), |_| {}))).await;
     assert_eq!(together, alone, "{}", server.log());
@@ -35,6 +34,8 @@ async fn interrupted_sequences_go_on_from_host_memory() {
     assert!(count(&rows, "back") >= count(&rows, "gone"), "{rows:?}");
     let used = "select l2_blocks_used from engine_steps order by at desc, step desc limit 1";
     server.until(used, |rows| rows[0]["l2_blocks_used"] == 0).await;
-    assert!(server.log().contains("copy_ns_per_block"), "the worker says what it measured: {}", server.log());
+    let ready = server.sql("select detail from instances where state = 'ready'").await;
+    let detail = ready[0]["detail"].as_str().unwrap();
+    assert!(detail.contains("64 KV blocks, 512 in L2 (to copy a block "), "{detail}");
     server.stop();
 }
