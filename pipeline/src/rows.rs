@@ -21,6 +21,9 @@ macro_rules! row {
 mod replay;
 
 pub use replay::{EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow};
+mod mrc;
+
+pub use mrc::MrcRow;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RequestRow {
@@ -40,6 +43,8 @@ pub struct RequestRow {
     pub finish_reason: Option<String>,
     pub error: Option<String>,
     pub variant: Option<String>,
+    pub block_tokens: Option<u32>,
+    pub prompt_blocks: Option<Vec<Vec<u64>>>,
 }
 row!(RequestRow => Requests);
 

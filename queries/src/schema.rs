@@ -5,6 +5,8 @@
 //! Every field carries `comment` and, where it has one, `unit` as Arrow field metadata; snapshots keep both. Times are
 //! microseconds since the epoch in UTC. `NULL` means unknown or not applicable, never zero.
 
+mod mrc;
+
 use std::{collections::HashMap, sync::Arc, sync::LazyLock};
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
@@ -33,6 +35,8 @@ pub enum Topic {
     RequestDistribution,
     /// View: what routing believes of each instance (SPEC C4).
     InstanceLoad,
+    /// View: hit rate as a function of cache capacity, from reuse distances (SPEC X4).
+    Mrc,
     /// One row each time an instance switches speculation on or off for a class of requests (SPEC D2).
     Speculation,
     /// Faults of Evenkeel itself: a full disk, a dead worker, a refused row.
@@ -49,7 +53,7 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 13] = [
+    pub const ALL: [Topic; 14] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::EngineSteps,
@@ -58,6 +62,7 @@ impl Topic {
         Topic::AtomLoad,
         Topic::RequestDistribution,
         Topic::InstanceLoad,
+        Topic::Mrc,
         Topic::Speculation,
         Topic::Faults,
         Topic::Settings,
@@ -76,6 +81,7 @@ impl Topic {
             Topic::AtomLoad => "atom_load",
             Topic::RequestDistribution => "request_distribution",
             Topic::InstanceLoad => "instance_load",
+            Topic::Mrc => "mrc",
             Topic::Speculation => "speculation",
             Topic::Faults => "faults",
             Topic::Settings => "settings",
@@ -129,6 +135,7 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::AtomLoad => atom_load(),
         Topic::RequestDistribution => request_distribution(),
         Topic::InstanceLoad => instance_load(),
+        Topic::Mrc => mrc::mrc(),
         Topic::Speculation => speculation(),
         Topic::Faults => faults(),
         Topic::Settings => replay::settings(),
@@ -160,6 +167,8 @@ fn requests() -> Vec<Field> {
         optional(text("finish_reason", "stop, length, tool_calls, cancelled or failed, on the last event")),
         optional(text("error", "reason of a failure or refusal")),
         optional(text("variant", "variant of the model at the instance that serves it")),
+        optional(number("block_tokens", DataType::UInt32, "tokens", "arrived: tokens of one block")),
+        hashes("prompt_blocks", "arrived: chained XXH3-64 of the full blocks of each prompt, seed 1337"),
     ]
 }
 
@@ -384,6 +393,13 @@ fn at(comment: &str) -> Field {
 
 fn text(name: &str, comment: &str) -> Field {
     described(Field::new(name, DataType::Utf8, false), "", comment)
+}
+
+/// One list of hashes for each prompt.
+fn hashes(name: &str, comment: &str) -> Field {
+    let prompt = DataType::List(Arc::new(Field::new("item", DataType::UInt64, false)));
+    let prompts = DataType::List(Arc::new(Field::new("item", prompt, false)));
+    described(Field::new(name, prompts, true), "", comment)
 }
 
 fn number(name: &str, data_type: DataType, unit: &str, comment: &str) -> Field {

@@ -297,6 +297,9 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
             }
             published = Some((state.instances.clone(), state.distribution.clone()));
         }
+        for row in flow.take_curves() {
+            let _ = bus.publish(row).await;
+        }
         let current = views.cluster(now).mode;
         // Until the first epoch has closed there is no view that could have gone stale.
         let has_views = published.is_some() || state.as_of.is_some();

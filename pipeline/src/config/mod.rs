@@ -164,6 +164,12 @@ pub struct Dataflow {
     pub window: Duration,
     pub open_requests_max: usize,
     pub cache_entries_max: usize,
+    #[serde(with = "humantime_serde")]
+    pub mrc_interval: Duration,
+    #[serde(with = "humantime_serde")]
+    pub mrc_window: Duration,
+    pub mrc_exact_blocks: u64,
+    pub mrc_sample_max: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -51,6 +51,14 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         format!("{:?}", d.window),
         "at least dataflow.publish_interval",
     )?;
+    require(
+        d.mrc_window >= d.mrc_interval && d.mrc_interval >= d.epoch,
+        "dataflow.mrc_window",
+        format!("{:?}", d.mrc_window),
+        "at least dataflow.mrc_interval, and that at least dataflow.epoch",
+    )?;
+    require(d.mrc_exact_blocks >= 1, "dataflow.mrc_exact_blocks", d.mrc_exact_blocks, "at least 1")?;
+    require(d.mrc_sample_max >= 1, "dataflow.mrc_sample_max", d.mrc_sample_max, "at least 1")?;
     require(config.sql.concurrent_max >= 1, "sql.concurrent_max", config.sql.concurrent_max, "at least 1")?;
     require(config.sql.rows_max >= 1, "sql.rows_max", config.sql.rows_max, "at least 1")?;
     require(

@@ -13,6 +13,7 @@ use operators::{ArrivedRow, FinishedRow, FlowRows, KvChange, KvRow, LoadEvent, L
 use queries::Topic;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::prompt_feed;
 use crate::{
     bus::{Published, RowsError, rows_of},
     rows::{EngineStepRow, KvEventRow, RequestRow},
@@ -69,6 +70,7 @@ impl Feed {
     /// # Errors
     /// The batch does not have its topic's columns.
     pub fn take(&mut self, published: &Published, rows: &mut FlowRows) -> Result<(), RowsError> {
+        prompt_feed::take(&self.names, published, rows)?;
         match published.topic {
             Topic::Requests => {
                 for row in rows_of::<RequestRow>(&published.batch)? {

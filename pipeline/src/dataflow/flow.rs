@@ -14,7 +14,8 @@ use std::{
 };
 
 use operators::{
-    AtomLoadConfig, CacheIndexConfig, DistributionConfig, FlowConfig, FlowRows, PrefixIndexConfig, views::build,
+    AtomLoadConfig, CacheIndexConfig, DistributionConfig, FlowConfig, FlowRows, Forgetting, PrefixIndexConfig,
+    ReuseDistanceConfig, views::build,
 };
 use timely::{CommunicationConfig, WorkerConfig, worker::Worker};
 use tokio::sync::mpsc;
@@ -237,11 +238,24 @@ pub fn flow_config(config: &config::Dataflow) -> FlowConfig {
         load: AtomLoadConfig { max_open: config.open_requests_max, ..AtomLoadConfig::default() },
         cache: CacheIndexConfig { max_entries: config.cache_entries_max, ..CacheIndexConfig::default() },
         distribution: DistributionConfig { window_epochs, windows: WINDOWS, epoch_us, ..DistributionConfig::default() },
+        reuse: reuse_config(config),
         ..FlowConfig::default()
     }
 }
 
-/// The running distribution is merged from this many tumbling windows.
+fn reuse_config(config: &config::Dataflow) -> ReuseDistanceConfig {
+    let epochs = |span: Duration| (span.as_micros() / config.epoch.as_micros().max(1)).max(1) as u64;
+    let window = Forgetting::Windows { epochs: epochs(config.mrc_window / WINDOWS as u32), count: WINDOWS };
+    ReuseDistanceConfig {
+        exact_blocks: config.mrc_exact_blocks,
+        sample_max: config.mrc_sample_max,
+        forgetting: window,
+        emit_epochs: epochs(config.mrc_interval),
+        ..ReuseDistanceConfig::default()
+    }
+}
+
+/// The running distribution and the miss-ratio curve are merged from this many tumbling windows.
 const WINDOWS: u64 = 6;
 
 fn work(

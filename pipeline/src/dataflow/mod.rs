@@ -7,14 +7,17 @@
 //! | `flow` | timely workers on threads of their own, fed and advanced by the clock |
 //! | `views` | the reader structures: one consistent state per epoch, and the prefix index |
 //! | `read` | what policies see of the views |
+//! | `prompt_feed`, `curve_rows` | the same for the miss-ratio curve, in and out |
 //! | `publish` | views become rows of the bus, once per period |
 //!
 //! Invariants: tokio never runs a timely worker; a view is replaced as a whole, so a reader sees one epoch; a dead or slow
 //! dataflow shows as an old `as_of` and stops nobody. Bounds: see `flow` (queues) and the operators (state).
 
+mod curve_rows;
 mod epoch_log;
 mod feed;
 mod flow;
+mod prompt_feed;
 mod publish;
 mod read;
 mod views;

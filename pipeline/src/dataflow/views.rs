@@ -16,11 +16,15 @@ use std::{
 
 use arc_swap::ArcSwap;
 use operators::{
-    CacheTrust, DistributionRow, InstanceState, LoadTotal, PrefixIndex, PrefixIndexConfig, Refused, Span, ViewChanges,
+    CacheTrust, CurveGroup, CurveRow, DistributionRow, InstanceState, LoadTotal, PrefixIndex, PrefixIndexConfig,
+    Refused, Span, ViewChanges,
 };
 
-use super::feed::Names;
-use crate::ids::Micros;
+use super::{
+    curve_rows::{EpochClock, curve_rows},
+    feed::Names,
+};
+use crate::{ids::Micros, rows::MrcRow};
 
 /// Refused rows kept until somebody takes them; further ones are only counted.
 const REFUSED_MAX: usize = 1024;
@@ -61,6 +65,8 @@ struct Building {
     waiting: Vec<(VecDeque<ViewChanges>, Option<u64>)>,
     state: ViewState,
     refused: Vec<Refused>,
+    /// The newest curve of each group since they were last taken.
+    curves: BTreeMap<CurveGroup, CurveRow>,
 }
 
 /// See the module.
@@ -129,6 +135,13 @@ impl FlowViews {
         std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).refused)
     }
 
+    /// The newest miss-ratio curves since the last call, as rows.
+    pub fn take_curves(&self) -> Vec<MrcRow> {
+        let curves = std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).curves);
+        let clock = EpochClock { origin: self.origin, epoch_us: self.epoch_us };
+        curves.values().flat_map(|curve| curve_rows(curve, &self.names, clock)).collect()
+    }
+
     /// Takes one worker's changes; publishes when all workers are as far.
     pub fn take(&self, worker: usize, changes: ViewChanges) {
         let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,6 +175,7 @@ impl FlowViews {
 
 impl Building {
     fn apply(&mut self, changes: ViewChanges) {
+        self.curves.extend(changes.curves.into_iter().map(|curve| (curve.group, curve)));
         let state = &mut self.state;
         for (key, total) in changes.atom {
             if total == LoadTotal::default() {

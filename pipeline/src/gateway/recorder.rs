@@ -38,6 +38,8 @@ pub struct Recorder {
     cached_tokens: Option<u32>,
     /// Time of the last token of each choice.
     last_token: Vec<Option<Micros>>,
+    /// Tokens of one block, and the hashes of each prompt's blocks; goes into the row of the arrival.
+    blocks: Option<(u32, Vec<Vec<u64>>)>,
     has_ended: bool,
     /// Where the `cancelled` event is sent from when the client leaves.
     runtime: Handle,
@@ -61,6 +63,7 @@ impl Recorder {
             output_tokens: 0,
             cached_tokens: None,
             last_token: Vec::new(),
+            blocks: None,
             has_ended: false,
             runtime: Handle::current(),
         }
@@ -87,13 +90,19 @@ impl Recorder {
         self.cached_tokens
     }
 
+    /// The prompts are known, block by block.
+    pub fn hashed(&mut self, block_tokens: usize, prompts: &[Vec<u64>]) {
+        self.blocks = Some((u32::try_from(block_tokens).unwrap_or(u32::MAX), prompts.to_vec()));
+    }
+
     /// The request is understood and classed. `choices`: sequences it will run.
     pub async fn arrived(&mut self, tier: &'static str, prompt_tokens: u32, choices: usize) {
         self.tier = tier;
         self.prompt_tokens = prompt_tokens;
         self.last_token = vec![None; choices];
         self.deps.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
-        let row = RequestRow { at: self.arrived, ..self.row("arrived") };
+        let (block_tokens, prompt_blocks) = self.blocks.take().unzip();
+        let row = RequestRow { at: self.arrived, block_tokens, prompt_blocks, ..self.row("arrived") };
         self.deps.events.request(row).await;
     }
 
@@ -201,6 +210,8 @@ impl Recorder {
             finish_reason: None,
             error: None,
             variant: self.variant.clone(),
+            block_tokens: None,
+            prompt_blocks: None,
         }
     }
 }

@@ -134,6 +134,7 @@ pub async fn serve(
 ) -> Result<Vec<Sequence>, ApiError> {
     let (mut demand, verdict) = decide_case(gateway, case, request, prepared).await;
     let sequences = prepared.prompts.len() * request.common.samples as usize;
+    case.recorder.hashed(gateway.deps.text.block_size(), &demand.hashes);
     case.recorder.arrived(demand.tier.name(), prepared.prompt_tokens, sequences).await;
     let grant = seat(gateway, case, &mut demand, &verdict).await?;
     case.recorder.dispatched(&grant.placement).await;

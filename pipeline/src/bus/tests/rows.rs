@@ -143,6 +143,8 @@ fn request(error: Option<String>) -> RequestRow {
         finish_reason: None,
         error,
         variant: None,
+        block_tokens: Some(16),
+        prompt_blocks: Some(vec![vec![1, u64::MAX], vec![]]),
     }
 }
 
@@ -246,6 +248,7 @@ fn every_row_fits_its_schema() {
     let settings = SettingsRow { at: super::NOW, id: "a".into(), program: "1".into(), text: "[policy]\n".into() };
     let epoch =
         EpochRow { at: super::NOW, flow_start: 1, epoch_us: 2, epoch: 3, kv_events_to: 4, ..EpochRow::default() };
+    let bounded = MrcRow { capacity_blocks: Some(64), capacity_tokens: Some(1024), ..MrcRow::default() };
     let seen = [
         there_and_back(vec![request(None), request(Some("bad".into()))]),
         there_and_back(vec![decision(vec![]), decision(vec![candidate(0), candidate(1)])]),
@@ -255,6 +258,7 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![atom]),
         there_and_back(vec![quiet, busy]),
         there_and_back(vec![load]),
+        there_and_back(vec![MrcRow::default(), bounded]),
         there_and_back(vec![switched]),
         there_and_back(vec![fault]),
         there_and_back(vec![settings]),

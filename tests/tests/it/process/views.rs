@@ -32,6 +32,50 @@ async fn views_steer_requests_to_the_cached_prefix() {
     server.until("select finished from request_distribution where finished = 3", |rows| !rows.is_empty()).await;
 }
 
+/// Scenario: a long prompt, then another one, then the first again with another ending.
+/// Guarantees: the table `mrc` answers over HTTP with the curve of what came: the first prompt's blocks are reused where
+/// both prompts fit and not where the newer one fills the cache; the curve of the tenant and of the model is that of all,
+/// as there is one of each; the query in the documentation of what twice the capacity would buy has an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn capacity_is_a_question_of_sql() {
+    let Some(server) = Server::start("[dataflow]\nmrc_interval = \"200ms\"\n").await else { return };
+    let (one, other) = ("one two three four five six ".repeat(8), "seven eight nine ten eleven ".repeat(8));
+    for prompt in [&one, &other, &format!("{one}and more")] {
+        assert_eq!(server.post("/v1/completions", &completion(prompt, 4)).await.status(), 200);
+    }
+    let curve = |scope: &str| {
+        format!(
+            "select capacity_blocks, capacity_tokens, hit_tokens, hit_rate, hit_rate_error, sampling_rate, prompt_tokens, \
+             blocks_seen from mrc where scope = '{scope}' and prompts = 3 and as_of = (select max(as_of) from mrc \
+             where scope = '{scope}') order by capacity_blocks nulls last"
+        )
+    };
+    let all = server.until(&curve("all"), |rows| !rows.is_empty()).await;
+    let blocks =
+        server.until("select block_tokens, prompt_blocks from requests where event = 'arrived'", |r| r.len() == 3);
+    let blocks = blocks.await;
+    let block_tokens = blocks[0]["block_tokens"].as_u64().unwrap();
+    let full: Vec<u64> = blocks.iter().map(|row| row["prompt_blocks"][0].as_array().unwrap().len() as u64).collect();
+    let unbounded = all.last().unwrap();
+    assert!(unbounded["capacity_blocks"].is_null() && full[0] > 4 && full[1] > 4, "{unbounded} {full:?}");
+    assert_eq!(unbounded["hit_tokens"].as_u64(), Some(full[0] * block_tokens), "{unbounded}");
+    let hits = |capacity: u64| {
+        let row = all.iter().rfind(|row| row["capacity_blocks"].as_u64().is_some_and(|blocks| blocks <= capacity));
+        row.unwrap()["hit_tokens"].as_u64().unwrap()
+    };
+    assert_eq!((hits(full[1]), hits(2 * (full[0] + full[1]))), (0, full[0] * block_tokens));
+    assert!(all.iter().all(|row| row["hit_rate_error"] == 0.0 && row["sampling_rate"] == 1.0), "{all:?}");
+    assert_eq!(all[0]["capacity_tokens"].as_u64(), Some(block_tokens));
+    for scope in ["model", "tenant"] {
+        assert_eq!(server.until(&curve(scope), |rows| !rows.is_empty()).await, all, "{scope}");
+    }
+    let documents = std::fs::read_to_string(tests::repository::root().join("docs/sql.md")).unwrap();
+    let (_, section) = documents.split_once("How much would twice the capacity buy?").unwrap();
+    let query = section.split("```sql").nth(1).unwrap().split("```").next().unwrap();
+    let answer = server.until(query, |rows| !rows.is_empty()).await;
+    assert_eq!(answer[0]["hit_rate_at_twice"], unbounded["hit_rate"], "{answer:?}");
+}
+
 /// Scenario: a server with `dataflow.mode = "off"`.
 /// Guarantees: it serves by the stated safe policy, and the decision says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

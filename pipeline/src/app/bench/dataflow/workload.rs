@@ -141,6 +141,8 @@ fn life(number: u64, instance: u64, at: i64) -> Vec<RequestRow> {
         finish_reason: (event == "finished").then(|| "length".into()),
         error: None,
         variant: None,
+        block_tokens: None,
+        prompt_blocks: None,
     };
     let mut rows = vec![row(1, "arrived", 0), row(2, "dispatched", 0), row(3, "first_token", 1)];
     if number % 8 != 7 {
