@@ -65,7 +65,7 @@ async fn live_run(server: &Server) {
         middle.notified().await;
         kill_serving_worker(server, 0).await;
     };
-    tokio::join!(stream(server, completion(&prompt(9), 1500), at_middle), kill);
+    tokio::join!(stream(server, completion(&prompt(9), 3800), at_middle), kill);
     let mut body = completion("a story nobody waits for", 480);
     body["stream"] = json!(true);
     let mut response = client().post(format!("{}/v1/completions", server.url)).json(&body).send().await.unwrap();
