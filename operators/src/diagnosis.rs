@@ -1,7 +1,7 @@
 //! Why the slowest requests of a window were slow, in three steps: queue share, iteration spikes, bandwidth (D4).
 //!
-//! 1. *Queue share*: of the slowest hundredth's latency, how much passed before placement, and between placement and the
-//!    first token beyond what computing the prompt should have taken. Above `queue_share_most`: scheduling.
+//! 1. *Queue share*: of the slowest hundredth's latency, how much passed in the gateway's queue, and up to the first token
+//!    beyond that and what computing the prompt should have taken. Above `queue_share_most`: scheduling.
 //! 2. *Iteration spikes*: steps longer than `spike_ratio` times what the fit says for their content, and by at least
 //!    `spike_least_us`. What they took beyond the fit is above `spike_share_most` of all step time: paging, remote access.
 //! 3. *Bandwidth*: steps that only decode against the fit of base + per sequence + per token of context. Their length is

@@ -37,6 +37,7 @@ use timely::dataflow::{
 };
 
 pub use layers::{LAYERS, LOSSES, Layer, Loss};
+pub use lookup::ANY_MODEL;
 pub use rows::{AskedRow, BlockChange, BlockRow, DecidedRow, EndedRow, FunnelPart, FunnelRow, MAX_NS_PER_TOKEN};
 
 use crate::{cache_index::CacheKey, epochs::fold_epochs, refused::Refused, rows::LEVELS};

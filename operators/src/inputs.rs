@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use timely::dataflow::{InputHandleVec, Scope};
 
 use crate::{
+    diagnosis::DiagnosisInput,
+    funnel::FunnelRow,
     refused::{Input, Refusal, Refused},
     rows::{KvRow, LoadRow, PromptRow, StepRow, TrafficRow},
     views::InputStreams,
@@ -37,6 +39,8 @@ pub struct FlowRows {
     pub traffic: Vec<TrafficRow>,
     pub steps: Vec<StepRow>,
     pub prompts: Vec<PromptRow>,
+    pub funnel: Vec<FunnelRow>,
+    pub diagnosis: Vec<DiagnosisInput>,
 }
 
 /// Blocks of a prompt that count as one row, as they take as much memory.
@@ -46,7 +50,13 @@ impl FlowRows {
     /// Rows in all; a prompt counts as one row and one more for each 16 blocks.
     pub fn len(&self) -> usize {
         let prompts = self.prompts.iter().map(|row| 1 + row.hashes.len() / BLOCKS_PER_ROW).sum::<usize>();
-        self.load.len() + self.kv.len() + self.traffic.len() + self.steps.len() + prompts
+        self.load.len()
+            + self.kv.len()
+            + self.traffic.len()
+            + self.steps.len()
+            + prompts
+            + self.funnel.len()
+            + self.diagnosis.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -59,6 +69,8 @@ impl FlowRows {
         self.traffic.append(&mut other.traffic);
         self.steps.append(&mut other.steps);
         self.prompts.append(&mut other.prompts);
+        self.funnel.append(&mut other.funnel);
+        self.diagnosis.append(&mut other.diagnosis);
     }
 }
 
@@ -84,6 +96,8 @@ pub struct FlowInputs {
     traffic: InputHandleVec<u64, TrafficRow>,
     steps: InputHandleVec<u64, StepRow>,
     prompts: InputHandleVec<u64, PromptRow>,
+    funnel: InputHandleVec<u64, FunnelRow>,
+    diagnosis: InputHandleVec<u64, DiagnosisInput>,
     late: InputHandleVec<u64, Refused>,
     /// Rows sent at the open epoch.
     open_rows: usize,
@@ -101,6 +115,8 @@ impl FlowInputs {
             traffic: InputHandleVec::new(),
             steps: InputHandleVec::new(),
             prompts: InputHandleVec::new(),
+            funnel: InputHandleVec::new(),
+            diagnosis: InputHandleVec::new(),
             late: InputHandleVec::new(),
             open_rows: 0,
             ahead: BTreeMap::new(),
@@ -112,6 +128,8 @@ impl FlowInputs {
             traffic: inputs.traffic.to_stream(scope),
             steps: inputs.steps.to_stream(scope),
             prompts: inputs.prompts.to_stream(scope),
+            funnel: inputs.funnel.to_stream(scope),
+            diagnosis: inputs.diagnosis.to_stream(scope),
             late: inputs.late.to_stream(scope),
         };
         (inputs, streams)
@@ -139,6 +157,8 @@ impl FlowInputs {
         send_all(&mut self.traffic, &mut rows.traffic);
         send_all(&mut self.steps, &mut rows.steps);
         send_all(&mut self.prompts, &mut rows.prompts);
+        send_all(&mut self.funnel, &mut rows.funnel);
+        send_all(&mut self.diagnosis, &mut rows.diagnosis);
         Ok(())
     }
 
@@ -164,6 +184,8 @@ impl FlowInputs {
             (Input::Traffic, rows.traffic.len()),
             (Input::Steps, rows.steps.len()),
             (Input::Prompts, rows.prompts.len()),
+            (Input::Funnel, rows.funnel.len()),
+            (Input::Diagnosis, rows.diagnosis.len()),
         ];
         self.send(rows)?;
         if epoch < open {
@@ -213,6 +235,8 @@ impl FlowInputs {
         self.traffic.advance_to(epoch);
         self.steps.advance_to(epoch);
         self.prompts.advance_to(epoch);
+        self.funnel.advance_to(epoch);
+        self.diagnosis.advance_to(epoch);
         self.late.advance_to(epoch);
     }
 }

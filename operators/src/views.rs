@@ -18,9 +18,10 @@ use timely::{
 };
 
 use crate::{
-    AtomLoad, AtomLoadConfig, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, CurveRow, DistributionConfig,
-    DistributionRow, InstanceState, InstanceStateConfig, InstanceStates, LoadKey, LoadTotal, Refused,
-    RequestDistribution, ReuseDistance, ReuseDistanceConfig,
+    AtomLoad, AtomLoadConfig, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, CurveRow, Diagnosis,
+    DiagnosisConfig, DiagnosisInput, DiagnosisRow, DistributionConfig, DistributionRow, Funnel, FunnelCase,
+    FunnelConfig, FunnelRow, FunnelWindow, FunnelWindowConfig, FunnelWindowRow, InstanceState, InstanceStateConfig,
+    InstanceStates, LoadKey, LoadTotal, Refused, RequestDistribution, ReuseDistance, ReuseDistanceConfig,
     inputs::{FeedConfig, FlowInputs},
     rows::{KvRow, LoadRow, PromptRow, StepRow, TrafficRow},
 };
@@ -34,6 +35,9 @@ pub struct FlowConfig {
     pub distribution: DistributionConfig,
     pub instances: InstanceStateConfig,
     pub reuse: ReuseDistanceConfig,
+    pub funnel: FunnelConfig,
+    pub funnel_window: FunnelWindowConfig,
+    pub diagnosis: DiagnosisConfig,
 }
 
 /// The inputs of a dataflow under construction.
@@ -43,6 +47,8 @@ pub struct InputStreams<'scope> {
     pub traffic: StreamVec<'scope, u64, TrafficRow>,
     pub steps: StreamVec<'scope, u64, StepRow>,
     pub prompts: StreamVec<'scope, u64, PromptRow>,
+    pub funnel: StreamVec<'scope, u64, FunnelRow>,
+    pub diagnosis: StreamVec<'scope, u64, DiagnosisInput>,
     /// Reports of the feeder itself.
     pub late: StreamVec<'scope, u64, Refused>,
 }
@@ -56,6 +62,9 @@ pub struct ViewStreams<'scope> {
     pub distribution: StreamVec<'scope, u64, DistributionRow>,
     pub instances: StreamVec<'scope, u64, InstanceState>,
     pub curves: StreamVec<'scope, u64, CurveRow>,
+    pub funnel: StreamVec<'scope, u64, FunnelCase>,
+    pub funnel_windows: StreamVec<'scope, u64, FunnelWindowRow>,
+    pub diagnosis: StreamVec<'scope, u64, DiagnosisRow>,
     pub refused: StreamVec<'scope, u64, Refused>,
 }
 
@@ -76,6 +85,9 @@ pub struct ViewChanges {
     pub distribution: Vec<DistributionRow>,
     pub instances: Vec<InstanceState>,
     pub curves: Vec<CurveRow>,
+    pub funnel: Vec<FunnelCase>,
+    pub funnel_windows: Vec<FunnelWindowRow>,
+    pub diagnosis: Vec<DiagnosisRow>,
     pub refused: Vec<Refused>,
 }
 
@@ -141,7 +153,10 @@ pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewSt
     let distribution = inputs.traffic.request_distribution(config.distribution);
     let instances = inputs.steps.instance_state(config.instances);
     let reuse = inputs.prompts.reuse_distance(config.reuse);
-    let refused = inputs.late.concat(load.refused).concat(cache.refused);
+    let funnel = inputs.funnel.funnel(cache.blocks.clone(), config.funnel);
+    let diagnosis = inputs.diagnosis.diagnosis(config.diagnosis);
+    let refused =
+        inputs.late.concat(funnel.refused).concat(diagnosis.refused).concat(load.refused).concat(cache.refused);
     ViewStreams {
         totals: load.totals,
         blocks: cache.blocks,
@@ -149,6 +164,9 @@ pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewSt
         distribution: distribution.rows,
         instances: instances.rows,
         curves: reuse.curves,
+        funnel_windows: funnel.cases.clone().funnel_window(config.funnel_window),
+        funnel: funnel.cases,
+        diagnosis: diagnosis.rows,
         refused: refused.concat(distribution.refused).concat(instances.refused).concat(reuse.refused),
     }
 }
@@ -179,6 +197,9 @@ impl Pending {
         self.changes.distribution.sort_unstable();
         self.changes.instances.sort_unstable();
         self.changes.curves.sort_unstable();
+        self.changes.funnel.sort_unstable();
+        self.changes.funnel_windows.sort_unstable();
+        self.changes.diagnosis.sort_unstable();
         self.changes.refused.sort_unstable();
         self.changes
     }
@@ -221,6 +242,9 @@ fn deliver(
     let mut distribution = builder.new_input(streams.distribution, Pipeline);
     let mut instances = builder.new_input(streams.instances, Pipeline);
     let mut curves = builder.new_input(streams.curves, Pipeline);
+    let mut funnel = builder.new_input(streams.funnel, Pipeline);
+    let mut funnel_windows = builder.new_input(streams.funnel_windows, Pipeline);
+    let mut diagnosis = builder.new_input(streams.diagnosis, Pipeline);
     let mut refused = builder.new_input(streams.refused, Pipeline);
     builder.build(move |_no_outputs| {
         let mut pending = PendingEpochs::default();
@@ -244,6 +268,15 @@ fn deliver(
             });
             curves.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.curves.push(row));
+            });
+            funnel.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.funnel.push(row));
+            });
+            funnel_windows.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.funnel_windows.push(row));
+            });
+            diagnosis.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.diagnosis.push(row));
             });
             refused.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.refused.push(row));

@@ -18,8 +18,10 @@ macro_rules! row {
     };
 }
 
+mod funnel;
 mod replay;
 
+pub use funnel::{DiagnosisRow, FunnelRow, FunnelWindowRow};
 pub use replay::{EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow};
 mod mrc;
 
@@ -82,6 +84,7 @@ pub struct DecisionRow {
     pub saturation: Option<f64>,
     pub candidates: Vec<CandidateRow>,
     pub variant: Option<String>,
+    pub visible_hit_tokens: Option<u32>,
 }
 row!(DecisionRow => Decisions);
 

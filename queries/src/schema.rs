@@ -11,6 +11,7 @@ use std::{collections::HashMap, sync::Arc, sync::LazyLock};
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 
+mod funnel;
 mod replay;
 
 /// Version of all schemas together; written into log segments and snapshots.
@@ -37,6 +38,12 @@ pub enum Topic {
     InstanceLoad,
     /// View: hit rate as a function of cache capacity, from reuse distances (SPEC X4).
     Mrc,
+    /// View: per request, how many prompt tokens reached each layer of the hit-rate funnel, and why not (SPEC C5).
+    Funnel,
+    /// View: the funnel summed up per model, region, tier and tenant (SPEC C5).
+    FunnelWindow,
+    /// View: why the slowest requests of a window were slow (SPEC D4).
+    Diagnosis,
     /// One row each time an instance switches speculation on or off for a class of requests (SPEC D2).
     Speculation,
     /// Faults of Evenkeel itself: a full disk, a dead worker, a refused row.
@@ -53,7 +60,7 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 14] = [
+    pub const ALL: [Topic; 17] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::EngineSteps,
@@ -63,6 +70,9 @@ impl Topic {
         Topic::RequestDistribution,
         Topic::InstanceLoad,
         Topic::Mrc,
+        Topic::Funnel,
+        Topic::FunnelWindow,
+        Topic::Diagnosis,
         Topic::Speculation,
         Topic::Faults,
         Topic::Settings,
@@ -82,6 +92,9 @@ impl Topic {
             Topic::RequestDistribution => "request_distribution",
             Topic::InstanceLoad => "instance_load",
             Topic::Mrc => "mrc",
+            Topic::Funnel => "funnel",
+            Topic::FunnelWindow => "funnel_window",
+            Topic::Diagnosis => "diagnosis",
             Topic::Speculation => "speculation",
             Topic::Faults => "faults",
             Topic::Settings => "settings",
@@ -136,6 +149,9 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::RequestDistribution => request_distribution(),
         Topic::InstanceLoad => instance_load(),
         Topic::Mrc => mrc::mrc(),
+        Topic::Funnel => funnel::funnel(),
+        Topic::FunnelWindow => funnel::funnel_window(),
+        Topic::Diagnosis => funnel::diagnosis(),
         Topic::Speculation => speculation(),
         Topic::Faults => faults(),
         Topic::Settings => replay::settings(),
@@ -222,6 +238,12 @@ fn decisions() -> Vec<Field> {
         )
         .with_metadata(HashMap::from([("comment".to_string(), "every candidate with its cost terms".to_string())])),
         optional(text("variant", "variant of the model at the instance chosen; the reason says if it is a fallback")),
+        optional(number(
+            "visible_hit_tokens",
+            DataType::UInt32,
+            "tokens",
+            "longest cached prefix that routing saw and believed, on any instance; 0 if the views could not be read",
+        )),
     ]
 }
 
@@ -393,6 +415,12 @@ fn at(comment: &str) -> Field {
 
 fn text(name: &str, comment: &str) -> Field {
     described(Field::new(name, DataType::Utf8, false), "", comment)
+}
+
+/// A list of texts.
+fn texts(name: &str, comment: &str) -> Field {
+    let item = Field::new("item", DataType::Utf8, false);
+    described(Field::new(name, DataType::List(Arc::new(item)), false), "", comment)
 }
 
 /// One list of hashes for each prompt.

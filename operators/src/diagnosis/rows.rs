@@ -33,7 +33,7 @@ pub struct DiagnosedRequest {
     /// From arrival to the end.
     pub total_us: u64,
     pub request: u128,
-    /// From arrival to its first place on an instance.
+    /// In the gateway's queue, until it was first placed on an instance.
     pub queue_us: u64,
     pub ttft_us: Option<u64>,
     pub instance: Option<u32>,
@@ -128,7 +128,7 @@ pub struct DiagnosisRow {
     pub slow_requests: u64,
     /// The least latency among the slowest.
     pub slow_from_us: u64,
-    /// Over the slowest: whole latency, before placement, and in the engine's queue.
+    /// Over the slowest: whole latency, in the gateway's queue, and up to the first token beyond that and prefill.
     pub slow_total_us: u64,
     pub slow_queue_us: u64,
     pub slow_wait_us: u64,

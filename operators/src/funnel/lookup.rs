@@ -28,8 +28,8 @@ use crate::{
     refused::{Input, Refusal, Refused},
 };
 
-/// The model of a holder that no block row told of; it counts for every model.
-const ANY_MODEL: u32 = u32::MAX;
+/// The model of an instance that is not known; its blocks count for every model.
+pub const ANY_MODEL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum LookupRow {
@@ -253,8 +253,9 @@ impl LookupFold {
         holders.sort_unstable();
         holders.dedup_by_key(|(instance, _)| *instance);
         let seen = self.seen.get(&(ask.hash, ask.model));
-        let is_stored =
-            !holders.is_empty() || seen.and_then(|seen| seen.stored_us).is_some_and(|at_us| at_us <= ask.at_us);
+        let stored =
+            [seen, self.seen.get(&(ask.hash, ANY_MODEL))].into_iter().flatten().filter_map(|seen| seen.stored_us);
+        let is_stored = !holders.is_empty() || stored.min().is_some_and(|at_us| at_us <= ask.at_us);
         let asked = seen.and_then(|seen| seen.asked);
         let is_seen = is_stored || asked.is_some_and(|first| first < (ask.at_us, ask.request as u64));
         let Ask { request, prompt, index, chosen, .. } = *ask;

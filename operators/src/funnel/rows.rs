@@ -78,7 +78,7 @@ pub struct BlockRow {
     pub level: u8,
     pub change: BlockChange,
     pub at_us: i64,
-    /// The model that the instance serves.
+    /// The model that the instance serves, or [`ANY_MODEL`](super::ANY_MODEL).
     pub model: u32,
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     AskedRow, BlockChange, BlockRow, CacheKey, DecidedRow, EndedRow, FunnelCase, FunnelConfig, FunnelPart, FunnelRow,
-    LOSSES, Layer, Loss,
+    LOSSES, Layer, Loss, funnel::ANY_MODEL,
 };
 
 /// See the module.
@@ -157,14 +157,17 @@ impl SlowFunnel {
         let mut holders: Vec<(u32, u8)> = Vec::new();
         for key in keys {
             let is_held = self.spans(key, answered).into_iter().any(|(from, until, of)| {
-                from <= at_us && until.is_none_or(|until| at_us < until) && of.is_none_or(|of| of == model)
+                from <= at_us
+                    && until.is_none_or(|until| at_us < until)
+                    && of.is_none_or(|of| [model, ANY_MODEL].contains(&of))
             });
             if is_held && !holders.iter().any(|(instance, _)| *instance == key.1) {
                 holders.push((key.1, key.2));
             }
         }
         let stored = self.dates.iter().any(|(epoch, row)| {
-            let is_of = row.hash == hash && row.model == model && row.change == BlockChange::Stored;
+            let is_model = [model, ANY_MODEL].contains(&row.model);
+            let is_of = row.hash == hash && is_model && row.change == BlockChange::Stored;
             is_of && *epoch <= answered && row.at_us <= at_us
         });
         let is_stored = stored || !holders.is_empty();

@@ -6,8 +6,9 @@ use std::{
 };
 
 use operators::{
-    ArrivedRow, FeedConfig, FeedError, FlowConfig, FlowRows, Input, KvChange, KvRow, LoadEvent, LoadRow, LoadTotal,
-    PrefixIndex, PrefixIndexConfig, PromptRow, Refusal, StepRow, TrafficRow, ViewChanges,
+    ArrivedRow, AskedRow, DecidedRow, EndedRow, FeedConfig, FeedError, FlowConfig, FlowRows, FunnelPart, FunnelRow,
+    Input, KvChange, KvRow, LoadEvent, LoadRow, LoadTotal, PrefixIndex, PrefixIndexConfig, PromptRow, Refusal, StepRow,
+    TrafficRow, ViewChanges,
     reference::{
         atom_load::SlowAtomLoad, cache_index::SlowCacheIndex, instance_state::SlowInstanceState,
         request_distribution::SlowRequestDistribution, reuse_distance::SlowReuseDistance,
@@ -41,6 +42,7 @@ fn rows_of(epoch: u64) -> FlowRows {
         };
         rows.kv.push(KvRow { instance, epoch: 1, seq: epoch * 2 + 1 + n / 3, event });
         let prompt_tokens = (epoch * 31 + n * 17) as u32 % 900;
+        rows.funnel.extend(story(epoch * 6 + n, epoch).map(FunnelRow::Request));
         rows.traffic.push(TrafficRow::Arrived(ArrivedRow { model: n as u32 % 2, tier: 1, prompt_tokens, at_us: 1 }));
         rows.prompts.push(PromptRow {
             at_us: n as i64 / 2,
@@ -73,6 +75,18 @@ fn rows_of(epoch: u64) -> FlowRows {
     rows
 }
 
+/// A request for the blocks stored two epochs before, told at once.
+fn story(request: u64, epoch: u64) -> [FunnelPart; 3] {
+    let (at_us, hashes, request) = (epoch as i64, vec![request.saturating_sub(12), request], u128::from(request));
+    let (prompt_tokens, block_tokens, prompts) = (40, 16, vec![hashes]);
+    let asked =
+        AskedRow { at_us, request, model: 0, region: 0, tier: 1, tenant: 2, prompt_tokens, block_tokens, prompts };
+    let placed = Some((request % 3) as u32);
+    let decided = DecidedRow { at_us, request, placed, visible: 16, eligible: 16, selected: 0, ns_per_token: 9 };
+    let ended = EndedRow { at_us, request, delivered: Some(8) };
+    [FunnelPart::Asked(asked), FunnelPart::Decided(decided), FunnelPart::Ended(ended)]
+}
+
 /// Every `of`-th row from the `part`-th on.
 fn share(rows: FlowRows, part: usize, of: usize) -> FlowRows {
     fn take<R>(rows: Vec<R>, part: usize, of: usize) -> Vec<R> {
@@ -84,6 +98,8 @@ fn share(rows: FlowRows, part: usize, of: usize) -> FlowRows {
         traffic: take(rows.traffic, part, of),
         steps: take(rows.steps, part, of),
         prompts: take(rows.prompts, part, of),
+        funnel: take(rows.funnel, part, of),
+        diagnosis: take(rows.diagnosis, part, of),
     }
 }
 
@@ -115,6 +131,9 @@ fn joined(delivered: &[(usize, ViewChanges)]) -> BTreeMap<u64, ViewChanges> {
         all.distribution.extend(changes.distribution);
         all.instances.extend(changes.instances);
         all.curves.extend(changes.curves);
+        all.funnel.extend(changes.funnel);
+        all.funnel_windows.extend(changes.funnel_windows);
+        all.diagnosis.extend(changes.diagnosis);
         all.refused.extend(changes.refused);
     }
     epochs
@@ -167,6 +186,10 @@ fn all_views_follow_their_twins() {
         let mut other = runs[1].remove(&epoch).unwrap();
         other.atom.sort();
         other.cache.sort();
+        other.funnel.sort();
+        assert_eq!((&changes.funnel, &changes.funnel_windows), (&other.funnel, &other.funnel_windows));
+        let told = if epoch < config.funnel.settle_epochs { 0 } else { 6 };
+        assert_eq!(changes.funnel.len(), told, "each request is told of once it has settled");
         assert_eq!((&changes.atom, &changes.cache), (&other.atom, &other.cache));
         index.apply(&changes.cache);
         assert_eq!(index.entries(), cache.blocks().len());

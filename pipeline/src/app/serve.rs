@@ -27,7 +27,7 @@ use super::{
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
     config::{Config, Mode, Recorded},
-    dataflow::{Dataflow, view_rows},
+    dataflow::{Dataflow, FlowViews, funnel_rows, view_rows},
     gateway::{
         Gateway, auth::Keys, deps, deps::Clock as _, instances::InstanceDirectory, metrics::Metrics, routes,
         with_fallbacks,
@@ -300,6 +300,7 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
         for row in flow.take_curves() {
             let _ = bus.publish(row).await;
         }
+        publish_funnel(&bus, &flow, now).await;
         let current = views.cluster(now).mode;
         // Until the first epoch has closed there is no view that could have gone stale.
         let has_views = published.is_some() || state.as_of.is_some();
@@ -324,6 +325,26 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
             };
             deps::EventSink::fault(&sink, row).await;
         }
+    }
+}
+
+/// What the funnel and the diagnosis told since the last period.
+async fn publish_funnel(bus: &Bus, flow: &FlowViews, now: Micros) {
+    let news = flow.take_funnel();
+    let rows = funnel_rows(&news, flow);
+    for row in rows.cases {
+        let _ = bus.publish(row).await;
+    }
+    for row in rows.windows {
+        let _ = bus.publish(row).await;
+    }
+    for row in rows.diagnoses {
+        let _ = bus.publish(row).await;
+    }
+    if news.dropped > 0 {
+        let detail = "more requests ended in a period than the funnel keeps; its sums have them all".into();
+        let (component, kind) = ("dataflow".into(), "funnel_rows_dropped".into());
+        let _ = bus.publish(FaultRow { at: now, component, kind, detail, count: news.dropped }).await;
     }
 }
 

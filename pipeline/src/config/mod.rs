@@ -170,6 +170,9 @@ pub struct Dataflow {
     pub mrc_window: Duration,
     pub mrc_exact_blocks: u64,
     pub mrc_sample_max: usize,
+    #[serde(with = "humantime_serde")]
+    pub funnel_window: Duration,
+    pub funnel_hashes_max: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -59,6 +59,13 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     )?;
     require(d.mrc_exact_blocks >= 1, "dataflow.mrc_exact_blocks", d.mrc_exact_blocks, "at least 1")?;
     require(d.mrc_sample_max >= 1, "dataflow.mrc_sample_max", d.mrc_sample_max, "at least 1")?;
+    require(
+        d.funnel_window >= d.epoch,
+        "dataflow.funnel_window",
+        format!("{:?}", d.funnel_window),
+        "at least dataflow.epoch",
+    )?;
+    require(d.funnel_hashes_max >= 1, "dataflow.funnel_hashes_max", d.funnel_hashes_max, "at least 1")?;
     require(config.sql.concurrent_max >= 1, "sql.concurrent_max", config.sql.concurrent_max, "at least 1")?;
     require(config.sql.rows_max >= 1, "sql.rows_max", config.sql.rows_max, "at least 1")?;
     require(

@@ -13,7 +13,7 @@ use operators::{ArrivedRow, FinishedRow, FlowRows, KvChange, KvRow, LoadEvent, L
 use queries::Topic;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::prompt_feed;
+use super::{funnel_feed::FunnelFeed, prompt_feed};
 use crate::{
     bus::{Published, RowsError, rows_of},
     rows::{EngineStepRow, KvEventRow, RequestRow},
@@ -48,7 +48,8 @@ impl Names {
 }
 
 /// Topics the dataflow reads.
-pub const TOPICS: [Topic; 3] = [Topic::Requests, Topic::EngineSteps, Topic::KvEvents];
+pub const TOPICS: [Topic; 5] =
+    [Topic::Requests, Topic::Decisions, Topic::EngineSteps, Topic::KvEvents, Topic::Instances];
 
 /// See the module.
 #[derive(Debug)]
@@ -57,12 +58,15 @@ pub struct Feed {
     open_max: usize,
     ttft_us: HashMap<u64, i64>,
     order: VecDeque<u64>,
+    funnel: FunnelFeed,
 }
 
 impl Feed {
     /// `open_max`: requests whose time to first token is remembered.
     pub fn new(names: Names, open_max: usize) -> Self {
-        Self { names, open_max: open_max.max(1), ttft_us: HashMap::new(), order: VecDeque::new() }
+        let open_max = open_max.max(1);
+        let funnel = FunnelFeed::new(names.clone(), open_max);
+        Self { names, open_max, ttft_us: HashMap::new(), order: VecDeque::new(), funnel }
     }
 
     /// Appends the batch's rows to `rows`.
@@ -71,6 +75,7 @@ impl Feed {
     /// The batch does not have its topic's columns.
     pub fn take(&mut self, published: &Published, rows: &mut FlowRows) -> Result<(), RowsError> {
         prompt_feed::take(&self.names, published, rows)?;
+        self.funnel.take(published, rows)?;
         match published.topic {
             Topic::Requests => {
                 for row in rows_of::<RequestRow>(&published.batch)? {

@@ -14,8 +14,8 @@ use std::{
 };
 
 use operators::{
-    AtomLoadConfig, CacheIndexConfig, DistributionConfig, FlowConfig, FlowRows, Forgetting, PrefixIndexConfig,
-    ReuseDistanceConfig, views::build,
+    AtomLoadConfig, CacheIndexConfig, DiagnosisConfig, DistributionConfig, FlowConfig, FlowRows, Forgetting,
+    FunnelConfig, FunnelWindowConfig, PrefixIndexConfig, ReuseDistanceConfig, views::build,
 };
 use timely::{CommunicationConfig, WorkerConfig, worker::Worker};
 use tokio::sync::mpsc;
@@ -234,14 +234,33 @@ fn spawn_workers(
 pub fn flow_config(config: &config::Dataflow) -> FlowConfig {
     let epoch_us = config.epoch.as_micros() as u64;
     let window_epochs = (config.window.as_micros() as u64 / epoch_us / WINDOWS).max(1);
+    let epochs = |span: Duration| (span.as_micros() as u64).div_ceil(epoch_us).max(1);
     FlowConfig {
         load: AtomLoadConfig { max_open: config.open_requests_max, ..AtomLoadConfig::default() },
         cache: CacheIndexConfig { max_entries: config.cache_entries_max, ..CacheIndexConfig::default() },
         distribution: DistributionConfig { window_epochs, windows: WINDOWS, epoch_us, ..DistributionConfig::default() },
         reuse: reuse_config(config),
+        funnel: FunnelConfig {
+            max_open: config.open_requests_max,
+            max_hashes: config.funnel_hashes_max,
+            max_holders: config.cache_entries_max,
+            close_after_epochs: epochs(FUNNEL_CLOSES_AFTER),
+            settle_epochs: epochs(FUNNEL_SETTLES_AFTER),
+            ..FunnelConfig::default()
+        },
+        funnel_window: FunnelWindowConfig {
+            window_epochs: epochs(config.funnel_window),
+            ..FunnelWindowConfig::default()
+        },
+        diagnosis: DiagnosisConfig { window_epochs: epochs(config.funnel_window), ..DiagnosisConfig::default() },
         ..FlowConfig::default()
     }
 }
+
+/// A request whose end did not come by then is closed without it; longer than a request may live by default.
+const FUNNEL_CLOSES_AFTER: Duration = Duration::from_secs(15 * 60);
+/// What a worker did before a decision is known to the dataflow by then.
+const FUNNEL_SETTLES_AFTER: Duration = Duration::from_millis(500);
 
 fn reuse_config(config: &config::Dataflow) -> ReuseDistanceConfig {
     let epochs = |span: Duration| (span.as_micros() / config.epoch.as_micros().max(1)).max(1) as u64;

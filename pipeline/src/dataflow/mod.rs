@@ -8,6 +8,7 @@
 //! | `views` | the reader structures: one consistent state per epoch, and the prefix index |
 //! | `read` | what policies see of the views |
 //! | `prompt_feed`, `curve_rows` | the same for the miss-ratio curve, in and out |
+//! | `funnel_feed`, `funnel_rows` | rows in and out of the hit-rate funnel and the diagnosis |
 //! | `publish` | views become rows of the bus, once per period |
 //!
 //! Invariants: tokio never runs a timely worker; a view is replaced as a whole, so a reader sees one epoch; a dead or slow
@@ -17,6 +18,8 @@ mod curve_rows;
 mod epoch_log;
 mod feed;
 mod flow;
+mod funnel_feed;
+mod funnel_rows;
 mod prompt_feed;
 mod publish;
 mod read;
@@ -25,6 +28,6 @@ mod views;
 pub use epoch_log::EpochLog;
 pub use feed::{Feed, Names, TOPICS};
 pub use flow::{Dataflow, FlowError, flow_config, take_rows};
-pub use publish::{ViewRows, view_rows};
+pub use publish::{FunnelRows, ViewRows, funnel_rows, view_rows};
 pub use read::{engine_view, read_prefixes, view_mode};
-pub use views::{FlowViews, ViewState};
+pub use views::{FlowViews, FunnelNews, ViewState};

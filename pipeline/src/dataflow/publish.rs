@@ -6,11 +6,12 @@ use operators::{DistributionRow, Quantiles};
 
 use super::{
     feed::{Names, tier_name},
-    views::ViewState,
+    funnel_rows::{case_rows, diagnosis_row, window_rows},
+    views::{FlowViews, FunnelNews, ViewState},
 };
 use crate::{
     ids::Micros,
-    rows::{AtomLoadRow, InstanceLoadRow, RequestDistributionRow},
+    rows::{AtomLoadRow, DiagnosisRow, FunnelRow, FunnelWindowRow, InstanceLoadRow, RequestDistributionRow},
 };
 
 /// One period's rows.
@@ -19,6 +20,24 @@ pub struct ViewRows {
     pub atoms: Vec<AtomLoadRow>,
     pub instances: Vec<InstanceLoadRow>,
     pub distribution: Vec<RequestDistributionRow>,
+}
+
+/// The funnel's news as rows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FunnelRows {
+    pub cases: Vec<FunnelRow>,
+    pub windows: Vec<FunnelWindowRow>,
+    pub diagnoses: Vec<DiagnosisRow>,
+}
+
+/// What the funnel and the diagnosis told, as rows.
+pub fn funnel_rows(news: &FunnelNews, flow: &FlowViews) -> FunnelRows {
+    let (names, epochs) = (flow.names(), flow.epochs());
+    FunnelRows {
+        cases: news.cases.iter().flat_map(|case| case_rows(case, names)).collect(),
+        windows: news.windows.iter().flat_map(|row| window_rows(row, names, epochs)).collect(),
+        diagnoses: news.diagnoses.iter().map(|row| diagnosis_row(row, names, epochs)).collect(),
+    }
 }
 
 /// The state as rows. `leased`: tokens leased per instance, from the gateway. `epoch_us`: length of an epoch.

@@ -16,8 +16,8 @@ use std::{
 
 use arc_swap::ArcSwap;
 use operators::{
-    CacheTrust, CurveGroup, CurveRow, DistributionRow, InstanceState, LoadTotal, PrefixIndex, PrefixIndexConfig,
-    Refused, Span, ViewChanges,
+    CacheTrust, CurveGroup, CurveRow, DiagnosisRow, DistributionRow, FunnelCase, FunnelWindowRow, InstanceState,
+    LoadTotal, PrefixIndex, PrefixIndexConfig, Refused, Span, ViewChanges,
 };
 
 use super::{
@@ -33,6 +33,30 @@ const LOOKS_MAX: usize = 3;
 
 /// No moment.
 const NEVER: Micros = Micros::MIN;
+
+/// Closed requests kept until somebody takes them; further ones are only counted.
+const CASES_MAX: usize = 16_384;
+
+/// What the funnel and the diagnosis told since it was last asked.
+#[derive(Debug, Default)]
+pub struct FunnelNews {
+    pub cases: Vec<FunnelCase>,
+    pub windows: Vec<FunnelWindowRow>,
+    pub diagnoses: Vec<DiagnosisRow>,
+    /// Cases that did not fit.
+    pub dropped: u64,
+}
+
+impl FunnelNews {
+    fn take(&mut self, changes: &mut ViewChanges) {
+        let room = CASES_MAX.saturating_sub(self.cases.len());
+        self.dropped += changes.funnel.len().saturating_sub(room) as u64;
+        self.cases.extend(changes.funnel.drain(..).take(room));
+        // Bounded by the operators' groups and models, a few windows of them.
+        self.windows.append(&mut changes.funnel_windows);
+        self.diagnoses.append(&mut changes.diagnosis);
+    }
+}
 
 /// All views as of one moment.
 #[derive(Debug, Clone, Default)]
@@ -67,6 +91,7 @@ struct Building {
     refused: Vec<Refused>,
     /// The newest curve of each group since they were last taken.
     curves: BTreeMap<CurveGroup, CurveRow>,
+    funnel: FunnelNews,
 }
 
 /// See the module.
@@ -138,8 +163,17 @@ impl FlowViews {
     /// The newest miss-ratio curves since the last call, as rows.
     pub fn take_curves(&self) -> Vec<MrcRow> {
         let curves = std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).curves);
-        let clock = EpochClock { origin: self.origin, epoch_us: self.epoch_us };
-        curves.values().flat_map(|curve| curve_rows(curve, &self.names, clock)).collect()
+        curves.values().flat_map(|curve| curve_rows(curve, &self.names, self.epochs())).collect()
+    }
+
+    /// Start of epoch 0, and length of an epoch.
+    pub(super) fn epochs(&self) -> EpochClock {
+        EpochClock { origin: self.origin, epoch_us: self.epoch_us }
+    }
+
+    /// What the funnel told since the last call, at most a bounded number of requests.
+    pub fn take_funnel(&self) -> FunnelNews {
+        std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).funnel)
     }
 
     /// Takes one worker's changes; publishes when all workers are as far.
@@ -174,7 +208,8 @@ impl FlowViews {
 }
 
 impl Building {
-    fn apply(&mut self, changes: ViewChanges) {
+    fn apply(&mut self, mut changes: ViewChanges) {
+        self.funnel.take(&mut changes);
         self.curves.extend(changes.curves.into_iter().map(|curve| (curve.group, curve)));
         let state = &mut self.state;
         for (key, total) in changes.atom {

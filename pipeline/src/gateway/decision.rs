@@ -70,6 +70,7 @@ pub fn row(at: Micros, decision_id: String, inputs: &Inputs<'_>, outcome: Outcom
         saturation: inputs.pressure.and_then(|pressure| pressure.saturation),
         candidates: candidates.iter().map(candidate_row).collect(),
         variant: placement.map(|placement| placement.variant.clone()),
+        visible_hit_tokens: placement.map(|placement| placement.visible_tokens),
     }
 }
 

@@ -100,6 +100,8 @@ pub struct Placement {
     pub policy: RoutePolicy,
     pub reason: String,
     pub predicted_seconds: Option<f64>,
+    /// Longest cached prefix seen on any instance, candidate or not; 0 if the view could not be used.
+    pub visible_tokens: u32,
     /// Every candidate with its terms, cheapest first.
     pub candidates: Vec<CandidateCost>,
 }
@@ -175,6 +177,7 @@ pub fn route(
         policy,
         reason,
         predicted_seconds: (policy == RoutePolicy::LeastSeconds).then_some(chosen.cost.total_seconds),
+        visible_tokens: believed(request.hits.longest(), view.mode, request.prompt_tokens),
         candidates: costs,
     })
 }
@@ -216,6 +219,11 @@ fn candidates<'a>(
         .collect()
 }
 
+/// Cached tokens that count. The last prompt token is always computed: its logits are the first answer.
+fn believed(hit_tokens: u32, mode: ViewMode, prompt_tokens: u32) -> u32 {
+    if mode.is_usable() { hit_tokens.min(prompt_tokens.saturating_sub(1)) } else { 0 }
+}
+
 /// Predicted seconds on one instance. Views that are not usable count as not reported, and no hit is believed.
 fn cost(instance: &InstanceView, mode: ViewMode, request: &RouteRequest<'_>, config: &RouteConfig) -> CandidateCost {
     let engine = instance.engine.as_ref().filter(|_| mode.is_usable());
@@ -228,9 +236,7 @@ fn cost(instance: &InstanceView, mode: ViewMode, request: &RouteRequest<'_>, con
         engine.map_or((0, 0, 0), |engine| (engine.running, engine.waiting, engine.queued_prefill_tokens));
     let unseen = instance.leased_requests.saturating_sub(running.saturating_add(waiting));
     let unseen_tokens = instance.leased_tokens.min(u64::from(unseen) * u64::from(request.prompt_tokens));
-    // The last prompt token is always computed: its logits are the first answer.
-    let hit = if mode.is_usable() { request.hits.tokens_on(instance.instance) } else { 0 };
-    let hit_tokens = hit.min(request.prompt_tokens.saturating_sub(1));
+    let hit_tokens = believed(request.hits.tokens_on(instance.instance), mode, request.prompt_tokens);
     let queue_seconds = (queued + unseen_tokens) as f64 / rate;
     let prefill_seconds = f64::from(request.prompt_tokens - hit_tokens) / rate;
     let interference_seconds = step * f64::from(running.saturating_add(unseen));

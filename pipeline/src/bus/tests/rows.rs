@@ -57,6 +57,7 @@ fn decision(candidates: Vec<CandidateRow>) -> DecisionRow {
         saturation: None,
         candidates,
         variant: Some("int8".into()),
+        visible_hit_tokens: Some(12),
     }
 }
 
@@ -249,6 +250,11 @@ fn every_row_fits_its_schema() {
     let epoch =
         EpochRow { at: super::NOW, flow_start: 1, epoch_us: 2, epoch: 3, kv_events_to: 4, ..EpochRow::default() };
     let bounded = MrcRow { capacity_blocks: Some(64), capacity_tokens: Some(1024), ..MrcRow::default() };
+    let part = FunnelRow { layer: "present".into(), level: Some("L1".into()), tokens: 48, ..FunnelRow::default() };
+    let lost = FunnelRow { reason: Some("phantom".into()), tokens: -16, instance: Some(3), ..part.clone() };
+    let worst_requests = vec!["req-1".to_string(), "req-2".to_string()];
+    let diagnosed =
+        DiagnosisRow { queue_share: Some(0.5), worst_requests, worst_step: Some(9), ..DiagnosisRow::default() };
     let seen = [
         there_and_back(vec![request(None), request(Some("bad".into()))]),
         there_and_back(vec![decision(vec![]), decision(vec![candidate(0), candidate(1)])]),
@@ -259,6 +265,9 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![quiet, busy]),
         there_and_back(vec![load]),
         there_and_back(vec![MrcRow::default(), bounded]),
+        there_and_back(vec![part, lost]),
+        there_and_back(vec![FunnelWindowRow { reason: Some("evicted".into()), ..FunnelWindowRow::default() }]),
+        there_and_back(vec![DiagnosisRow::default(), diagnosed]),
         there_and_back(vec![switched]),
         there_and_back(vec![fault]),
         there_and_back(vec![settings]),
