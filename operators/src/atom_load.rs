@@ -1,16 +1,22 @@
-//! Live context tokens and open requests per 500-token atom and instance, per atom and per instance, kept
-//! incrementally from arrivals, growth and completions (B2).
+//! Live context tokens and open requests per 500-token atom and instance, and per atom, instance, region, model, model and
+//! tier, model and atom, kept incrementally from arrivals, growth and completions (B2).
 //!
 //! Invariant: the totals are those of the set of rows seen so far, whatever their order and however often each came:
 //! a request counts where its row with the highest `seq` puts it, and nowhere once any row has finished it.
 //! Cost: per epoch O(n log n) in its rows to group them by request, one map access per request touched, then
-//! differential's O(log keys) per key changed; a request that grows past an atom is two updates.
-//! State: 32 bytes per open request (at most `max_open` per worker; at the bound the request open for longest is dropped
+//! differential's O(log keys) per key changed. A request that grows within its atom is one update of each of its keys; one
+//! that grows past it is two updates of the keys that name the atom, and one of the others.
+//! State: 40 bytes per open request (at most `max_open` per worker; at the bound the request open for longest is dropped
 //! and reported) and 24 per remembered end (at most `max_closed`; at the bound the oldest end is forgotten, after which a
 //! row that late would open its request again); one total per key.
 use std::collections::VecDeque;
 
-use differential_dataflow::{AsCollection, Hashable, VecCollection, consolidation::consolidate, operators::CountTotal};
+use differential_dataflow::{
+    AsCollection, Hashable, VecCollection,
+    consolidation::consolidate,
+    difference::{Abelian, Semigroup},
+    operators::CountTotal,
+};
 use timely::dataflow::StreamVec;
 
 use crate::{
@@ -40,21 +46,27 @@ impl Default for AtomLoadConfig {
 pub struct AtomLoads<'scope> {
     /// The load itself as differences: a key's accumulated difference is its total.
     pub changes: VecCollection<'scope, u64, LoadKey, LoadTotal>,
-    /// `(key, total)` for each key with a total; a change is a retraction and an addition.
-    pub totals: VecCollection<'scope, u64, (LoadKey, LoadTotal), isize>,
     pub refused: StreamVec<'scope, u64, Refused>,
 }
 
-/// Keeps the load per atom and instance.
+/// `(key, total)` for each key with a total; a change is a retraction and an addition.
+pub fn totals<'scope>(
+    changes: &VecCollection<'scope, u64, LoadKey, LoadTotal>,
+) -> VecCollection<'scope, u64, (LoadKey, LoadTotal), isize> {
+    changes.clone().count_total()
+}
+
+/// Keeps the load per atom, instance, region, model and tier.
 ///
 /// ```
-/// use operators::{AtomLoad, AtomLoadConfig, LoadEvent, LoadKey, LoadRow, LoadTotal};
+/// use operators::{AtomLoad, AtomLoadConfig, LoadEvent, LoadKey, LoadRow, LoadTotal, atom_load::totals};
 /// use timely::dataflow::operators::{Capture, ToStream, capture::Extract};
 ///
-/// let row = |seq, tokens, event| LoadRow { request: 7, instance: 3, seq, tokens, event };
+/// let row = |seq, tokens, event| LoadRow { request: 7, instance: 3, seq, tokens, event, ..LoadRow::default() };
 /// let rows = vec![row(1, 400, LoadEvent::Arrived), row(2, 510, LoadEvent::Grew)];
 /// let totals = timely::example(|scope| {
-///     rows.to_stream(scope).container::<Vec<_>>().atom_load(AtomLoadConfig::default()).totals.inner.capture()
+///     let load = rows.to_stream(scope).container::<Vec<_>>().atom_load(AtomLoadConfig::default());
+///     totals(&load.changes).inner.capture()
 /// });
 /// let mut totals: Vec<_> = totals.extract().into_iter().flat_map(|(_, changes)| changes).collect();
 /// totals.sort();
@@ -71,15 +83,44 @@ pub trait AtomLoad<'scope> {
 impl<'scope> AtomLoad<'scope> for StreamVec<'scope, u64, LoadRow> {
     fn atom_load(self, config: AtomLoadConfig) -> AtomLoads<'scope> {
         let (changes, refused) = fold_epochs(self, LoadFold::new(config));
-        let changes = changes.as_collection();
-        AtomLoads { totals: changes.clone().count_total(), changes, refused }
+        AtomLoads { changes: changes.as_collection(), refused }
+    }
+}
+
+/// All that a request counts under.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    instance: u32,
+    atom: u32,
+    model: u32,
+    region: u16,
+    tier: u8,
+}
+
+impl Place {
+    fn of(row: &LoadRow) -> Self {
+        let LoadRow { instance, model, region, tier, .. } = *row;
+        Self { instance, atom: atom_of(row.tokens), model, region, tier }
+    }
+
+    fn keys(self) -> [LoadKey; 7] {
+        let Self { instance, atom, model, region, tier } = self;
+        [
+            LoadKey::Cell { instance, atom },
+            LoadKey::Atom(atom),
+            LoadKey::Instance(instance),
+            LoadKey::Region(region),
+            LoadKey::Model(model),
+            LoadKey::Group { model, tier },
+            LoadKey::ModelAtom { model, atom },
+        ]
     }
 }
 
 /// One open request.
 #[derive(Clone, Copy)]
 struct Open {
-    instance: u32,
+    place: Place,
     tokens: u32,
     seq: u32,
     /// Which opening of this worker it was: tells a live entry of `LoadFold::order` from one left behind.
@@ -94,7 +135,8 @@ pub(crate) struct LoadFold {
     openings: u64,
     closed: IntSet<u64>,
     closed_order: VecDeque<u64>,
-    cells: Vec<((u32, u32), LoadTotal)>,
+    /// What the epoch changed, by place.
+    places: Vec<(Place, LoadTotal)>,
 }
 
 impl LoadFold {
@@ -106,17 +148,23 @@ impl LoadFold {
             openings: 0,
             closed: IntSet::default(),
             closed_order: VecDeque::new(),
-            cells: Vec::new(),
+            places: Vec::new(),
         }
     }
 
-    fn count(&mut self, open: Open) {
-        self.cells.push(((open.instance, atom_of(open.tokens)), LoadTotal::one(open.tokens)));
-    }
-
-    fn uncount(&mut self, open: Open) {
-        let load = LoadTotal { tokens: -i64::from(open.tokens), requests: -1 };
-        self.cells.push(((open.instance, atom_of(open.tokens)), load));
+    /// The request counts by `open` no more, and by `now` from here on: one difference if the place stays.
+    fn shift(&mut self, before: Option<Open>, now: Option<Open>) {
+        let (gone, come) = (before.map(|open| open.place), now.map(|open| open.place));
+        let mut less = before.map_or(LoadTotal::default(), |open| LoadTotal::one(open.tokens));
+        less.negate();
+        let more = now.map_or(LoadTotal::default(), |open| LoadTotal::one(open.tokens));
+        if gone == come {
+            less.plus_equals(&more);
+            self.places.extend(gone.map(|place| (place, less)));
+        } else {
+            self.places.extend(gone.map(|place| (place, less)));
+            self.places.extend(come.map(|place| (place, more)));
+        }
     }
 
     fn remember_end(&mut self, request: u64) {
@@ -131,9 +179,8 @@ impl LoadFold {
     }
 
     fn finish(&mut self, request: u64) {
-        if let Some(open) = self.open.remove(&request) {
-            self.uncount(open);
-        }
+        let open = self.open.remove(&request);
+        self.shift(open, None);
         self.remember_end(request);
     }
 
@@ -145,7 +192,7 @@ impl LoadFold {
             refused.push(Refused {
                 epoch,
                 input: Input::Load,
-                instance: Some(open.instance),
+                instance: Some(open.place.instance),
                 subject: request,
                 rows: 1,
                 reason: Refusal::OpenRequestsFull { max_open: self.config.max_open as u64 },
@@ -171,11 +218,8 @@ impl LoadFold {
                 self.openings
             }
         };
-        let open = Open { instance: latest.instance, tokens: latest.tokens, seq: latest.seq, opening };
-        if let Some(before) = before {
-            self.uncount(before);
-        }
-        self.count(open);
+        let open = Open { place: Place::of(latest), tokens: latest.tokens, seq: latest.seq, opening };
+        self.shift(before, Some(open));
         self.open.insert(latest.request, open);
     }
 
@@ -201,13 +245,9 @@ impl LoadFold {
     }
 
     fn emit(&mut self, epoch: u64, out: &mut Vec<(LoadKey, u64, LoadTotal)>) {
-        consolidate(&mut self.cells);
-        let mut sums: Vec<(LoadKey, LoadTotal)> = Vec::with_capacity(3 * self.cells.len());
-        for ((instance, atom), load) in self.cells.drain(..) {
-            out.push((LoadKey::Cell { instance, atom }, epoch, load));
-            sums.push((LoadKey::Atom(atom), load));
-            sums.push((LoadKey::Instance(instance), load));
-        }
+        consolidate(&mut self.places);
+        let keys = self.places.drain(..).flat_map(|(place, load)| place.keys().map(|key| (key, load)));
+        let mut sums: Vec<(LoadKey, LoadTotal)> = keys.collect();
         consolidate(&mut sums);
         out.extend(sums.into_iter().map(|(key, load)| (key, epoch, load)));
     }

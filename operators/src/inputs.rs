@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use timely::dataflow::{InputHandleVec, Scope};
 
 use crate::{
+    bucket_load::BucketPlan,
     diagnosis::DiagnosisInput,
     funnel::FunnelRow,
     refused::{Input, Refusal, Refused},
@@ -41,6 +42,7 @@ pub struct FlowRows {
     pub prompts: Vec<PromptRow>,
     pub funnel: Vec<FunnelRow>,
     pub diagnosis: Vec<DiagnosisInput>,
+    pub plans: Vec<BucketPlan>,
 }
 
 /// Blocks of a prompt that count as one row, as they take as much memory.
@@ -57,6 +59,7 @@ impl FlowRows {
             + prompts
             + self.funnel.len()
             + self.diagnosis.len()
+            + self.plans.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -71,6 +74,7 @@ impl FlowRows {
         self.prompts.append(&mut other.prompts);
         self.funnel.append(&mut other.funnel);
         self.diagnosis.append(&mut other.diagnosis);
+        self.plans.append(&mut other.plans);
     }
 }
 
@@ -98,6 +102,7 @@ pub struct FlowInputs {
     prompts: InputHandleVec<u64, PromptRow>,
     funnel: InputHandleVec<u64, FunnelRow>,
     diagnosis: InputHandleVec<u64, DiagnosisInput>,
+    plans: InputHandleVec<u64, BucketPlan>,
     late: InputHandleVec<u64, Refused>,
     /// Rows sent at the open epoch.
     open_rows: usize,
@@ -117,6 +122,7 @@ impl FlowInputs {
             prompts: InputHandleVec::new(),
             funnel: InputHandleVec::new(),
             diagnosis: InputHandleVec::new(),
+            plans: InputHandleVec::new(),
             late: InputHandleVec::new(),
             open_rows: 0,
             ahead: BTreeMap::new(),
@@ -130,6 +136,7 @@ impl FlowInputs {
             prompts: inputs.prompts.to_stream(scope),
             funnel: inputs.funnel.to_stream(scope),
             diagnosis: inputs.diagnosis.to_stream(scope),
+            plans: inputs.plans.to_stream(scope),
             late: inputs.late.to_stream(scope),
         };
         (inputs, streams)
@@ -159,6 +166,7 @@ impl FlowInputs {
         send_all(&mut self.prompts, &mut rows.prompts);
         send_all(&mut self.funnel, &mut rows.funnel);
         send_all(&mut self.diagnosis, &mut rows.diagnosis);
+        send_all(&mut self.plans, &mut rows.plans);
         Ok(())
     }
 
@@ -186,6 +194,7 @@ impl FlowInputs {
             (Input::Prompts, rows.prompts.len()),
             (Input::Funnel, rows.funnel.len()),
             (Input::Diagnosis, rows.diagnosis.len()),
+            (Input::Plans, rows.plans.len()),
         ];
         self.send(rows)?;
         if epoch < open {
@@ -237,6 +246,7 @@ impl FlowInputs {
         self.prompts.advance_to(epoch);
         self.funnel.advance_to(epoch);
         self.diagnosis.advance_to(epoch);
+        self.plans.advance_to(epoch);
         self.late.advance_to(epoch);
     }
 }

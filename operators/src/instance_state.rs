@@ -79,7 +79,7 @@ pub struct InstanceStreams<'scope> {
 ///         StepRow {
 ///             instance: 3, epoch: 1, step, at_us, running: 7, waiting: 0, queued_prefill_tokens: 0,
 ///             context_tokens: 900, blocks_used: 5, blocks_cached: 2, blocks_total: 10,
-///             prefill_tokens, decode_tokens, step_us,
+///             prefill_tokens, decode_tokens, step_us, ..StepRow::default()
 ///         }
 ///     })
 ///     .collect();

@@ -63,4 +63,14 @@ pub enum LoadKey {
     Atom(u32),
     /// All requests on one instance.
     Instance(u32),
+    /// All requests in one region.
+    Region(u16),
+    /// All requests for one model.
+    Model(u32),
+    /// All requests of one tier for one model: the concurrent tokens of the request distribution (D4).
+    Group { model: u32, tier: u8 },
+    /// The requests of one atom for one model: what a bucket plan cuts (B3).
+    ModelAtom { model: u32, atom: u32 },
+    /// The requests in one bucket of a model's plan.
+    Bucket { model: u32, bucket: u32 },
 }

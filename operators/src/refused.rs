@@ -16,6 +16,7 @@ pub enum Input {
     Funnel,
     Diagnosis,
     Prompts,
+    Plans,
 }
 
 /// The field of an input row that was out of range.
@@ -94,6 +95,8 @@ pub enum Refusal {
     PromptMissing,
     /// `max_groups` tiers, models and tenants have a curve: the rows of this one count only in the curve of all.
     GroupsFull { max_groups: u64 },
+    /// A bucket plan whose ranges do not start at atom 0 and rise, are too many, or have no version; it was dropped.
+    MalformedPlan { version: u64, ranges: u64 },
 }
 
 /// Rows of one cause in one epoch.
@@ -104,8 +107,8 @@ pub struct Refused {
     pub input: Input,
     /// The instance concerned; `None` where the input has none.
     pub instance: Option<u32>,
-    /// The request (load), the block hash (KV, full index), `model << 8 | tier` (traffic), the step (steps),
-    /// the low half of the request's id or the block hash (funnel), the request or the group without room
+    /// The request (load), the block hash (KV, full index), `model << 8 | tier` (traffic), the step (steps), the model
+    /// (plans), the low half of the request's id or the block hash (funnel), the request or the group without room
     /// (prompts: 1, 2 or 3 for tier, model or tenant `<< 32 |` its number), or 0.
     pub subject: u64,
     /// Rows or entries concerned; at least 1.
@@ -136,7 +139,14 @@ impl fmt::Display for Refusal {
                 write!(f, "max_instances = {max_instances} instances are known; the one silent for longest was dropped")
             }
             Self::KeysFull { max_keys } => {
-                write!(f, "max_keys = {max_keys} (model, tier) pairs are known; rows of this new one were dropped")
+                write!(f, "max_keys = {max_keys} groups are known; rows of this new one were dropped")
+            }
+            Self::MalformedPlan { version, ranges } => {
+                let most = crate::bucket_load::BUCKETS_MAX;
+                write!(
+                    f,
+                    "plan {version} has {ranges} ranges; expected 1 to {most} that rise from atom 0, and a version"
+                )
             }
             Self::PromptMissing => write!(f, "its prompt never came, so nothing can be told of its cache hits"),
             Self::GroupsFull { max_groups } => {
@@ -159,6 +169,7 @@ impl fmt::Display for Refused {
             Input::Funnel => "funnel",
             Input::Diagnosis => "diagnosis",
             Input::Prompts => "prompts",
+            Input::Plans => "plans",
         };
         write!(f, "{input} row refused in epoch {} ({} in all, ", self.epoch, self.rows)?;
         if let Some(instance) = self.instance {

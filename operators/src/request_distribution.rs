@@ -89,7 +89,7 @@ pub struct Distributions<'scope> {
 /// use timely::dataflow::operators::{Capture, ToStream, capture::Extract};
 ///
 /// let rows: Vec<_> = (1..=100)
-///     .map(|n| TrafficRow::Arrived(ArrivedRow { model: 0, tier: 1, prompt_tokens: 10 * n, at_us: 0 }))
+///     .map(|n| TrafficRow::Arrived(ArrivedRow { tier: 1, prompt_tokens: 10 * n, ..ArrivedRow::default() }))
 ///     .collect();
 /// let rows = timely::example(|scope| {
 ///     let rows = rows.to_stream(scope).container::<Vec<_>>();

@@ -14,9 +14,10 @@ pub const MAX_DURATION_US: u64 = 1 << 40;
 pub const LEVELS: u8 = 8;
 
 /// What happened to a request's live context (B2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LoadEvent {
     /// The request was placed on an instance; `tokens` is its prompt.
+    #[default]
     Arrived,
     /// Decode went on, or the request moved to another instance; `tokens` is the context now.
     Grew,
@@ -25,7 +26,7 @@ pub enum LoadEvent {
 }
 
 /// One lifecycle event of one request (B2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LoadRow {
     pub request: u64,
     /// Orders the events of one request; starts at 1.
@@ -34,6 +35,10 @@ pub struct LoadRow {
     /// Live context, in tokens; at most [`MAX_TOKENS`].
     pub tokens: u32,
     pub event: LoadEvent,
+    /// The cluster the instance stands in.
+    pub region: u16,
+    pub model: u32,
+    pub tier: u8,
 }
 
 /// One change of one instance's block store (C4).
@@ -61,17 +66,31 @@ pub struct KvRow {
 }
 
 /// A request came in (D4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ArrivedRow {
     pub model: u32,
     pub tier: u8,
     pub prompt_tokens: u32,
     /// Microseconds since the Unix epoch.
     pub at_us: i64,
+    /// The conversation it belongs to; `None` if it is not known.
+    pub session: Option<u64>,
+    /// User messages of the conversation so far, this one included.
+    pub turns: u32,
+}
+
+/// How an answer came to its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum End {
+    /// By itself: the model stopped.
+    #[default]
+    Stopped,
+    /// At the most tokens it was allowed: how long it would have become is not known.
+    Capped,
 }
 
 /// A request came to its end (D4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FinishedRow {
     pub model: u32,
     pub tier: u8,
@@ -85,6 +104,9 @@ pub struct FinishedRow {
     pub itl_us_mean: Option<u64>,
     /// Microseconds since the Unix epoch.
     pub at_us: i64,
+    pub end: End,
+    /// Best tier the request's tenant may have.
+    pub tenant_class: u8,
 }
 
 /// Input of the request distribution: arrivals and ends in one stream.
@@ -112,7 +134,7 @@ pub struct PromptRow {
 }
 
 /// What one engine step reported (B1, D4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StepRow {
     pub instance: u32,
     /// Incarnation of the worker process.
@@ -138,6 +160,8 @@ pub struct StepRow {
     pub decode_tokens: u32,
     /// Length of the step, microseconds.
     pub step_us: u64,
+    /// Instances of one shape (model, machine type, settings) take the same time for the same work.
+    pub shape: u32,
 }
 
 pub(crate) fn within(field: Field, value: u64, range: std::ops::RangeInclusive<u64>) -> Result<(), Refusal> {

@@ -18,10 +18,13 @@ use timely::{
 };
 
 use crate::{
-    AtomLoad, AtomLoadConfig, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, CurveRow, Diagnosis,
-    DiagnosisConfig, DiagnosisInput, DiagnosisRow, DistributionConfig, DistributionRow, Funnel, FunnelCase,
-    FunnelConfig, FunnelRow, FunnelWindow, FunnelWindowConfig, FunnelWindowRow, InstanceState, InstanceStateConfig,
-    InstanceStates, LoadKey, LoadTotal, Refused, RequestDistribution, ReuseDistance, ReuseDistanceConfig,
+    ArrivalTrend, ArrivalTrendConfig, ArrivalTrendRow, AtomLoad, AtomLoadConfig, BucketLoad, BucketLoadConfig,
+    BucketPlan, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, CurveRow, Diagnosis, DiagnosisConfig,
+    DiagnosisInput, DiagnosisRow, DistributionConfig, DistributionRow, Funnel, FunnelCase, FunnelConfig, FunnelRow,
+    FunnelWindow, FunnelWindowConfig, FunnelWindowRow, InstanceState, InstanceStateConfig, InstanceStates, LoadKey,
+    LoadTotal, OutputLength, OutputLengthConfig, OutputLengthRow, Refused, RequestDistribution, ReuseDistance,
+    ReuseDistanceConfig, ServiceTimeConfig, ServiceTimeRow, ServiceTimes, SessionActivity, SessionConfig, SessionRow,
+    atom_load,
     inputs::{FeedConfig, FlowInputs},
     rows::{KvRow, LoadRow, PromptRow, StepRow, TrafficRow},
 };
@@ -31,13 +34,18 @@ use crate::{
 pub struct FlowConfig {
     pub feed: FeedConfig,
     pub load: AtomLoadConfig,
+    pub buckets: BucketLoadConfig,
     pub cache: CacheIndexConfig,
     pub distribution: DistributionConfig,
+    pub sessions: SessionConfig,
     pub instances: InstanceStateConfig,
     pub reuse: ReuseDistanceConfig,
     pub funnel: FunnelConfig,
     pub funnel_window: FunnelWindowConfig,
     pub diagnosis: DiagnosisConfig,
+    pub service_time: ServiceTimeConfig,
+    pub output_length: OutputLengthConfig,
+    pub arrival_trend: ArrivalTrendConfig,
 }
 
 /// The inputs of a dataflow under construction.
@@ -49,6 +57,7 @@ pub struct InputStreams<'scope> {
     pub prompts: StreamVec<'scope, u64, PromptRow>,
     pub funnel: StreamVec<'scope, u64, FunnelRow>,
     pub diagnosis: StreamVec<'scope, u64, DiagnosisInput>,
+    pub plans: StreamVec<'scope, u64, BucketPlan>,
     /// Reports of the feeder itself.
     pub late: StreamVec<'scope, u64, Refused>,
 }
@@ -60,16 +69,20 @@ pub struct ViewStreams<'scope> {
     pub blocks: VecCollection<'scope, u64, CacheKey, isize>,
     pub health: StreamVec<'scope, u64, CacheHealth>,
     pub distribution: StreamVec<'scope, u64, DistributionRow>,
+    pub sessions: StreamVec<'scope, u64, SessionRow>,
     pub instances: StreamVec<'scope, u64, InstanceState>,
     pub curves: StreamVec<'scope, u64, CurveRow>,
     pub funnel: StreamVec<'scope, u64, FunnelCase>,
     pub funnel_windows: StreamVec<'scope, u64, FunnelWindowRow>,
     pub diagnosis: StreamVec<'scope, u64, DiagnosisRow>,
+    pub service_times: StreamVec<'scope, u64, ServiceTimeRow>,
+    pub output_lengths: StreamVec<'scope, u64, OutputLengthRow>,
+    pub arrival_trends: StreamVec<'scope, u64, ArrivalTrendRow>,
     pub refused: StreamVec<'scope, u64, Refused>,
 }
 
 /// What changed in one epoch, for the keys of one worker; each list is sorted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ViewChanges {
     /// Everything up to this epoch is complete.
     pub epoch: u64,
@@ -79,15 +92,29 @@ pub struct ViewChanges {
     pub atom_total: Vec<(u32, LoadTotal)>,
     /// New total per instance over all atoms.
     pub instance_total: Vec<(u32, LoadTotal)>,
+    pub region_total: Vec<(u16, LoadTotal)>,
+    pub model_total: Vec<(u32, LoadTotal)>,
+    /// New total per `(model, tier)`.
+    pub group_total: Vec<((u32, u8), LoadTotal)>,
+    /// New total per `(model, atom)`: what a bucket plan is cut from.
+    pub model_atom: Vec<((u32, u32), LoadTotal)>,
+    /// New total per `(model, bucket)` of the plan in force.
+    pub bucket_total: Vec<((u32, u32), LoadTotal)>,
     /// Blocks that came (+1) and went (-1), by `(hash, instance, level)`; feed for `PrefixIndex::apply`.
     pub cache: Vec<(CacheKey, i64)>,
     pub cache_health: Vec<CacheHealth>,
     pub distribution: Vec<DistributionRow>,
+    /// At the end of each window.
+    pub sessions: Vec<SessionRow>,
     pub instances: Vec<InstanceState>,
     pub curves: Vec<CurveRow>,
     pub funnel: Vec<FunnelCase>,
     pub funnel_windows: Vec<FunnelWindowRow>,
     pub diagnosis: Vec<DiagnosisRow>,
+    pub service_times: Vec<ServiceTimeRow>,
+    pub output_lengths: Vec<OutputLengthRow>,
+    /// At the end of each period.
+    pub arrival_trends: Vec<ArrivalTrendRow>,
     pub refused: Vec<Refused>,
 }
 
@@ -117,13 +144,13 @@ type Closed = Rc<Cell<Option<u64>>>;
 /// worker's index and each closed epoch's changes, on the worker's thread.
 ///
 /// ```
-/// use operators::{FlowConfig, FlowRows, LoadEvent, LoadRow, views};
+/// use operators::{FlowConfig, FlowRows, LoadRow, views};
 ///
 /// timely::execute_directly(|worker| {
 ///     let mut flow = views::build(worker, &FlowConfig::default(), |_worker, changes| {
 ///         println!("as of {}: {} atoms changed", changes.epoch, changes.atom.len());
 ///     });
-///     let row = LoadRow { request: 1, instance: 0, seq: 1, tokens: 900, event: LoadEvent::Arrived };
+///     let row = LoadRow { request: 1, instance: 0, seq: 1, tokens: 900, ..LoadRow::default() };
 ///     flow.inputs.send(&mut FlowRows { load: vec![row], ..FlowRows::default() }).unwrap();
 ///     flow.inputs.advance(1).unwrap();
 ///     while flow.closed().is_none() {
@@ -150,24 +177,40 @@ pub fn build(
 pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewStreams<'scope> {
     let load = inputs.load.atom_load(config.load);
     let cache = inputs.kv.cache_index(config.cache);
+    let buckets = load.changes.clone().bucket_load(inputs.plans, config.buckets);
+    let sessions = inputs.traffic.clone().session_activity(config.sessions);
+    let output_lengths = inputs.traffic.clone().output_length(config.output_length);
+    let arrival_trends = inputs.traffic.clone().arrival_trend(config.arrival_trend);
     let distribution = inputs.traffic.request_distribution(config.distribution);
+    let service_times = inputs.steps.clone().service_time(config.service_time);
     let instances = inputs.steps.instance_state(config.instances);
     let reuse = inputs.prompts.reuse_distance(config.reuse);
     let funnel = inputs.funnel.funnel(cache.blocks.clone(), config.funnel);
     let diagnosis = inputs.diagnosis.diagnosis(config.diagnosis);
-    let refused =
-        inputs.late.concat(funnel.refused).concat(diagnosis.refused).concat(load.refused).concat(cache.refused);
+    let loads = inputs
+        .late
+        .concat(funnel.refused)
+        .concat(diagnosis.refused)
+        .concat(load.refused)
+        .concat(buckets.refused)
+        .concat(cache.refused);
+    let traffic = distribution.refused.concat(sessions.refused).concat(output_lengths.refused);
+    let steps = instances.refused.concat(service_times.refused);
     ViewStreams {
-        totals: load.totals,
+        totals: atom_load::totals(&load.changes.concat(buckets.changes)),
         blocks: cache.blocks,
         health: cache.health,
         distribution: distribution.rows,
+        sessions: sessions.rows,
         instances: instances.rows,
         curves: reuse.curves,
         funnel_windows: funnel.cases.clone().funnel_window(config.funnel_window),
         funnel: funnel.cases,
         diagnosis: diagnosis.rows,
-        refused: refused.concat(distribution.refused).concat(instances.refused).concat(reuse.refused),
+        service_times: service_times.rows,
+        output_lengths: output_lengths.rows,
+        arrival_trends: arrival_trends.rows,
+        refused: loads.concat(traffic).concat(arrival_trends.refused).concat(steps).concat(reuse.refused),
     }
 }
 
@@ -190,16 +233,25 @@ impl Pending {
                 LoadKey::Cell { instance, atom } => self.changes.atom.push(((instance, atom), total)),
                 LoadKey::Atom(atom) => self.changes.atom_total.push((atom, total)),
                 LoadKey::Instance(instance) => self.changes.instance_total.push((instance, total)),
+                LoadKey::Region(region) => self.changes.region_total.push((region, total)),
+                LoadKey::Model(model) => self.changes.model_total.push((model, total)),
+                LoadKey::Group { model, tier } => self.changes.group_total.push(((model, tier), total)),
+                LoadKey::ModelAtom { model, atom } => self.changes.model_atom.push(((model, atom), total)),
+                LoadKey::Bucket { model, bucket } => self.changes.bucket_total.push(((model, bucket), total)),
             }
         }
         self.changes.cache.sort_unstable();
         self.changes.cache_health.sort_unstable();
         self.changes.distribution.sort_unstable();
+        self.changes.sessions.sort_unstable();
         self.changes.instances.sort_unstable();
         self.changes.curves.sort_unstable();
         self.changes.funnel.sort_unstable();
         self.changes.funnel_windows.sort_unstable();
         self.changes.diagnosis.sort_unstable();
+        self.changes.service_times.sort_unstable_by_key(|row| row.shape);
+        self.changes.output_lengths.sort_unstable_by_key(|row| row.key);
+        self.changes.arrival_trends.sort_unstable_by_key(|row| (row.epoch, row.model));
         self.changes.refused.sort_unstable();
         self.changes
     }
@@ -240,11 +292,15 @@ fn deliver(
     let mut blocks = builder.new_input(streams.blocks.inner, Pipeline);
     let mut health = builder.new_input(streams.health, Pipeline);
     let mut distribution = builder.new_input(streams.distribution, Pipeline);
+    let mut sessions = builder.new_input(streams.sessions, Pipeline);
     let mut instances = builder.new_input(streams.instances, Pipeline);
     let mut curves = builder.new_input(streams.curves, Pipeline);
     let mut funnel = builder.new_input(streams.funnel, Pipeline);
     let mut funnel_windows = builder.new_input(streams.funnel_windows, Pipeline);
     let mut diagnosis = builder.new_input(streams.diagnosis, Pipeline);
+    let mut service_times = builder.new_input(streams.service_times, Pipeline);
+    let mut output_lengths = builder.new_input(streams.output_lengths, Pipeline);
+    let mut arrival_trends = builder.new_input(streams.arrival_trends, Pipeline);
     let mut refused = builder.new_input(streams.refused, Pipeline);
     builder.build(move |_no_outputs| {
         let mut pending = PendingEpochs::default();
@@ -263,6 +319,9 @@ fn deliver(
             distribution.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.distribution.push(row));
             });
+            sessions.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.sessions.push(row));
+            });
             instances.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.instances.push(row));
             });
@@ -277,6 +336,15 @@ fn deliver(
             });
             diagnosis.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.diagnosis.push(row));
+            });
+            service_times.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.service_times.push(row));
+            });
+            output_lengths.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.output_lengths.push(row));
+            });
+            arrival_trends.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.arrival_trends.push(row));
             });
             refused.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.refused.push(row));

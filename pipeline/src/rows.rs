@@ -27,7 +27,7 @@ mod mrc;
 
 pub use mrc::MrcRow;
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestRow {
     pub at: Micros,
     pub request_id: String,
@@ -47,6 +47,9 @@ pub struct RequestRow {
     pub variant: Option<String>,
     pub block_tokens: Option<u32>,
     pub prompt_blocks: Option<Vec<Vec<u64>>>,
+    pub session_hash: Option<u64>,
+    pub turns: Option<u32>,
+    pub tenant_class: Option<String>,
 }
 row!(RequestRow => Requests);
 
@@ -172,7 +175,20 @@ pub struct AtomLoadRow {
 }
 row!(AtomLoadRow => AtomLoad);
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadTotalsRow {
+    pub as_of: Micros,
+    pub grouped_by: String,
+    pub region: Option<u32>,
+    pub model: Option<String>,
+    pub tier: Option<String>,
+    pub bucket: Option<u32>,
+    pub tokens: i64,
+    pub requests: i64,
+}
+row!(LoadTotalsRow => LoadTotals);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestDistributionRow {
     pub as_of: Micros,
     pub model: String,
@@ -195,8 +211,100 @@ pub struct RequestDistributionRow {
     pub itl_ms_p50: Option<f64>,
     pub itl_ms_p95: Option<f64>,
     pub itl_ms_p99: Option<f64>,
+    pub arrivals_per_second: Option<f64>,
+    pub concurrent_tokens: Option<i64>,
+    pub concurrent_requests: Option<i64>,
 }
 row!(RequestDistributionRow => RequestDistribution);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SessionActivityRow {
+    pub as_of: Micros,
+    pub model: String,
+    pub window_seconds: f64,
+    pub sessions: u64,
+    pub requests: u64,
+    pub turns_p50: Option<f64>,
+    pub turns_p95: Option<f64>,
+    pub turns_p99: Option<f64>,
+    pub sampled_one_in: u64,
+}
+row!(SessionActivityRow => SessionActivity);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServiceTimeRow {
+    pub as_of: Micros,
+    pub shape: String,
+    pub prefill_steps: u64,
+    pub decode_steps: u64,
+    pub chunk_tokens: u32,
+    pub prefill_base_seconds: Option<f64>,
+    pub prefill_seconds_per_token: Option<f64>,
+    pub prefill_seconds_per_token_and_context_token: Option<f64>,
+    pub prefill_seconds_per_sequence: Option<f64>,
+    pub prefill_noise_seconds: Option<f64>,
+    pub decode_base_seconds: Option<f64>,
+    pub decode_seconds_per_sequence: Option<f64>,
+    pub decode_seconds_per_context_token: Option<f64>,
+    pub decode_noise_seconds: Option<f64>,
+    pub prefill_1000_seconds_p50: Option<f64>,
+    pub prefill_1000_seconds_p95: Option<f64>,
+    pub decode_100_seconds_p50: Option<f64>,
+    pub decode_100_seconds_p95: Option<f64>,
+}
+row!(ServiceTimeRow => ServiceTime);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct OutputLengthRow {
+    pub as_of: Micros,
+    pub model: String,
+    pub tier: Option<String>,
+    pub tenant_class: Option<String>,
+    pub prompt_from_tokens: Option<u32>,
+    pub prompt_to_tokens: Option<u32>,
+    pub answers: u64,
+    pub output_mean: Option<f64>,
+    pub output_p05: Option<f64>,
+    pub output_p50: Option<f64>,
+    pub output_p95: Option<f64>,
+    pub left_after_100_mean: Option<f64>,
+    pub left_after_100_p95: Option<f64>,
+}
+row!(OutputLengthRow => OutputLength);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ArrivalTrendRow {
+    pub as_of: Micros,
+    pub model: String,
+    pub period_seconds: f64,
+    pub periods: u64,
+    pub arrivals: u64,
+    pub level: f64,
+    pub growth_per_minute: f64,
+    pub season: f64,
+    pub horizon_seconds: f64,
+    pub forecast: f64,
+    pub forecast_low: f64,
+    pub forecast_high: f64,
+}
+row!(ArrivalTrendRow => ArrivalTrend);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PredictionErrorRow {
+    pub as_of: Micros,
+    pub predictor: String,
+    pub model: String,
+    pub tier: Option<String>,
+    pub tenant_class: Option<String>,
+    pub prompt_from_tokens: Option<u32>,
+    pub prompt_to_tokens: Option<u32>,
+    pub error_unit: String,
+    pub predictions: u64,
+    pub bias: f64,
+    pub mape: f64,
+    pub coverage_90: f64,
+}
+row!(PredictionErrorRow => PredictionError);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InstanceLoadRow {

@@ -6,6 +6,7 @@
 //! microseconds since the epoch in UTC. `NULL` means unknown or not applicable, never zero.
 
 mod mrc;
+mod predictors;
 
 use std::{collections::HashMap, sync::Arc, sync::LazyLock};
 
@@ -32,8 +33,20 @@ pub enum Topic {
     Instances,
     /// View: live load per 500-token atom and instance, once per publishing period (SPEC B2).
     AtomLoad,
+    /// View: live load per region, model, tier and bucket (SPEC B2).
+    LoadTotals,
     /// View: distribution of finished requests per model and tier (SPEC D4).
     RequestDistribution,
+    /// View: active sessions per model (SPEC D4).
+    SessionActivity,
+    /// View: service time of prefill and decode per instance shape, as learnt (SPEC A4).
+    ServiceTime,
+    /// View: output lengths per model, tier, tenant's class and prompt length, as learnt (SPEC A4).
+    OutputLength,
+    /// View: level, trend and season of arrivals per model, with a forecast (SPEC A5).
+    ArrivalTrend,
+    /// View: how well each predictor has predicted (SPEC A4).
+    PredictionError,
     /// View: what routing believes of each instance (SPEC C4).
     InstanceLoad,
     /// View: hit rate as a function of cache capacity, from reuse distances (SPEC X4).
@@ -60,14 +73,20 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 17] = [
+    pub const ALL: [Topic; 23] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::EngineSteps,
         Topic::KvEvents,
         Topic::Instances,
         Topic::AtomLoad,
+        Topic::LoadTotals,
         Topic::RequestDistribution,
+        Topic::SessionActivity,
+        Topic::ServiceTime,
+        Topic::OutputLength,
+        Topic::ArrivalTrend,
+        Topic::PredictionError,
         Topic::InstanceLoad,
         Topic::Mrc,
         Topic::Funnel,
@@ -89,7 +108,13 @@ impl Topic {
             Topic::KvEvents => "kv_events",
             Topic::Instances => "instances",
             Topic::AtomLoad => "atom_load",
+            Topic::LoadTotals => "load_totals",
             Topic::RequestDistribution => "request_distribution",
+            Topic::SessionActivity => "session_activity",
+            Topic::ServiceTime => "service_time",
+            Topic::OutputLength => "output_length",
+            Topic::ArrivalTrend => "arrival_trend",
+            Topic::PredictionError => "prediction_error",
             Topic::InstanceLoad => "instance_load",
             Topic::Mrc => "mrc",
             Topic::Funnel => "funnel",
@@ -146,7 +171,13 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::KvEvents => kv_events(),
         Topic::Instances => instances(),
         Topic::AtomLoad => atom_load(),
+        Topic::LoadTotals => load_totals(),
         Topic::RequestDistribution => request_distribution(),
+        Topic::SessionActivity => session_activity(),
+        Topic::ServiceTime => predictors::service_time(),
+        Topic::OutputLength => predictors::output_length(),
+        Topic::ArrivalTrend => predictors::arrival_trend(),
+        Topic::PredictionError => predictors::prediction_error(),
         Topic::InstanceLoad => instance_load(),
         Topic::Mrc => mrc::mrc(),
         Topic::Funnel => funnel::funnel(),
@@ -185,6 +216,14 @@ fn requests() -> Vec<Field> {
         optional(text("variant", "variant of the model at the instance that serves it")),
         optional(number("block_tokens", DataType::UInt32, "tokens", "arrived: tokens of one block")),
         hashes("prompt_blocks", "arrived: chained XXH3-64 of the full blocks of each prompt, seed 1337"),
+        optional(number(
+            "session_hash",
+            DataType::UInt64,
+            "",
+            "arrived: the conversation, by tenant, user and its messages up to the first of the user; NULL if not known",
+        )),
+        optional(number("turns", DataType::UInt32, "", "arrived: user messages of the conversation so far")),
+        optional(text("tenant_class", "best tier the tenant may have")),
     ]
 }
 
@@ -332,6 +371,19 @@ fn atom_load() -> Vec<Field> {
     ]
 }
 
+fn load_totals() -> Vec<Field> {
+    vec![
+        stamp("as_of", "state of the view"),
+        text("grouped_by", "region, model, tier (of a model) or bucket (of a model): what the row is a sum over"),
+        optional(number("region", DataType::UInt32, "", "region")),
+        optional(text("model", "model name")),
+        optional(text("tier", "High, Medium or Low")),
+        optional(number("bucket", DataType::UInt32, "", "bucket of the model's plan in force; 0 where there is none")),
+        number("tokens", DataType::Int64, "tokens", "context tokens of live requests"),
+        number("requests", DataType::Int64, "requests", "live requests"),
+    ]
+}
+
 fn request_distribution() -> Vec<Field> {
     let quantiles = |what: &'static str, unit: &'static str, words: &'static str| {
         ["p50", "p95", "p99"].map(|q| optional(number(&format!("{what}_{q}"), DataType::Float64, unit, words)))
@@ -351,7 +403,36 @@ fn request_distribution() -> Vec<Field> {
     fields.extend(quantiles("output", "tokens", "tokens generated"));
     fields.extend(quantiles("ttft_ms", "ms", "time to first token"));
     fields.extend(quantiles("itl_ms", "ms", "mean gap between tokens of a request"));
+    fields.extend([
+        optional(number("arrivals_per_second", DataType::Float64, "requests/s", "arrived over the window's length")),
+        optional(number(
+            "concurrent_tokens",
+            DataType::Int64,
+            "tokens",
+            "context tokens of the group's live requests now",
+        )),
+        optional(number("concurrent_requests", DataType::Int64, "requests", "the group's live requests now")),
+    ]);
     fields
+}
+
+fn session_activity() -> Vec<Field> {
+    vec![
+        stamp("as_of", "end of the window"),
+        text("model", "model name"),
+        number("window_seconds", DataType::Float64, "s", "length of the window"),
+        number("sessions", DataType::UInt64, "sessions", "with a request in the window"),
+        number("requests", DataType::UInt64, "requests", "of these sessions in the window"),
+        optional(number("turns_p50", DataType::Float64, "", "user messages per session so far")),
+        optional(number("turns_p95", DataType::Float64, "", "user messages per session so far")),
+        optional(number("turns_p99", DataType::Float64, "", "user messages per session so far")),
+        number(
+            "sampled_one_in",
+            DataType::UInt64,
+            "",
+            "of how many sessions one was followed: 1 where figures are exact",
+        ),
+    ]
 }
 
 fn instance_load() -> Vec<Field> {

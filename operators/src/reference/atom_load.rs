@@ -62,14 +62,21 @@ impl SlowAtomLoad {
         dropped
     }
 
-    /// All totals that are not zero.
+    /// All totals that are not zero, but for the buckets'.
     pub fn totals(&self) -> BTreeMap<LoadKey, LoadTotal> {
         let mut totals = BTreeMap::<LoadKey, LoadTotal>::new();
         for row in &self.open {
+            let LoadRow { instance, region, model, tier, .. } = *row;
             let atom = row.tokens / 500;
-            for key in
-                [LoadKey::Cell { instance: row.instance, atom }, LoadKey::Atom(atom), LoadKey::Instance(row.instance)]
-            {
+            for key in [
+                LoadKey::Cell { instance, atom },
+                LoadKey::Atom(atom),
+                LoadKey::Instance(instance),
+                LoadKey::Region(region),
+                LoadKey::Model(model),
+                LoadKey::Group { model, tier },
+                LoadKey::ModelAtom { model, atom },
+            ] {
                 let total = totals.entry(key).or_default();
                 total.tokens += i64::from(row.tokens);
                 total.requests += 1;

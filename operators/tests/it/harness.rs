@@ -32,6 +32,14 @@ pub fn schedules<R: std::fmt::Debug>(
     })
 }
 
+/// The `number`-th of numbers that look drawn by chance (splitmix64).
+pub fn mixed(number: u64) -> u64 {
+    let mut mix = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mix = (mix ^ (mix >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mix = (mix ^ (mix >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mix ^ (mix >> 31)
+}
+
 /// Where an operator's output goes.
 pub type Out<O> = Arc<Mutex<Vec<O>>>;
 /// Where output marked with its epoch goes.

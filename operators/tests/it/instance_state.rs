@@ -25,6 +25,7 @@ fn step(instance: u32, epoch: u64, step: u64) -> StepRow {
         prefill_tokens: 0,
         decode_tokens: 4,
         step_us: 9000,
+        shape: 0,
     }
 }
 
@@ -82,12 +83,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Scenario: random steps of three instances: repeated, out of order, of replaced workers, with clocks that jump,
-    /// empty and malformed; on one and on two workers.
+    /// empty and malformed; on one, two and four workers.
     /// Guarantees: after every epoch exactly the instances that changed have a row, with the twin's figures; estimates
     /// equal the batch solution.
     #[test]
     fn equals_the_twin_after_every_epoch(schedule in schedules(rows(), 14, 16)) {
-        for workers in [1, 2] {
+        for workers in [1, 2, 4] {
             let (mut got, refused) = operate(workers, &schedule, CONFIG);
             let mut twin = SlowInstanceState::new(CONFIG);
             for (epoch, rows) in &schedule {

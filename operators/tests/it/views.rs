@@ -21,7 +21,7 @@ type Delivered = Arc<Mutex<Vec<(usize, ViewChanges)>>>;
 
 fn load(request: u64, seq: u32, tokens: u32) -> LoadRow {
     let event = if seq == 1 { LoadEvent::Arrived } else { LoadEvent::Grew };
-    LoadRow { request, seq, instance: (request % 3) as u32, tokens, event }
+    LoadRow { request, seq, instance: (request % 3) as u32, tokens, event, ..LoadRow::default() }
 }
 
 /// The rows of an epoch, made from its number alone.
@@ -43,7 +43,14 @@ fn rows_of(epoch: u64) -> FlowRows {
         rows.kv.push(KvRow { instance, epoch: 1, seq: epoch * 2 + 1 + n / 3, event });
         let prompt_tokens = (epoch * 31 + n * 17) as u32 % 900;
         rows.funnel.extend(story(epoch * 6 + n, epoch).map(FunnelRow::Request));
-        rows.traffic.push(TrafficRow::Arrived(ArrivedRow { model: n as u32 % 2, tier: 1, prompt_tokens, at_us: 1 }));
+        rows.traffic.push(TrafficRow::Arrived(ArrivedRow {
+            model: n as u32 % 2,
+            tier: 1,
+            prompt_tokens,
+            at_us: 1,
+            session: Some(request / 4),
+            turns: epoch as u32,
+        }));
         rows.prompts.push(PromptRow {
             at_us: n as i64 / 2,
             request,
@@ -70,6 +77,7 @@ fn rows_of(epoch: u64) -> FlowRows {
             prefill_tokens: 0,
             decode_tokens,
             step_us: 5000 + 10 * u64::from(decode_tokens),
+            shape: instance % 2,
         });
     }
     rows
@@ -100,6 +108,7 @@ fn share(rows: FlowRows, part: usize, of: usize) -> FlowRows {
         prompts: take(rows.prompts, part, of),
         funnel: take(rows.funnel, part, of),
         diagnosis: take(rows.diagnosis, part, of),
+        plans: take(rows.plans, part, of),
     }
 }
 
@@ -208,7 +217,7 @@ fn all_views_follow_their_twins() {
             match key {
                 operators::LoadKey::Cell { instance, atom } => assert_eq!(cells[&(instance, atom)], total),
                 operators::LoadKey::Instance(instance) => assert_eq!(by_instance[&instance], total),
-                operators::LoadKey::Atom(_) => {}
+                _ => {}
             }
         }
         let cells_expected = loads.totals().keys().filter(|key| matches!(key, operators::LoadKey::Cell { .. })).count();

@@ -27,14 +27,16 @@ use super::{
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
     config::{Config, Mode, Recorded},
-    dataflow::{Dataflow, FlowViews, funnel_rows, view_rows},
+    dataflow::{
+        Dataflow, FlowViews, PredictorSpan, funnel_rows, horizon_periods, predictor_rows, trend_epochs, view_rows,
+    },
     gateway::{
         Gateway, auth::Keys, deps, deps::Clock as _, instances::InstanceDirectory, metrics::Metrics, routes,
         with_fallbacks,
     },
     ids::Micros,
     models::{Catalogue, ModelFile, PullRequest, progress, pull, resolve},
-    rows::{FaultRow, SettingsRow},
+    rows::{FaultRow, Row, SettingsRow},
     worker::{
         child::WorkerCommand,
         flight_server,
@@ -278,29 +280,34 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
     let sink = BusSink(bus.clone());
     let mut interval = tokio::time::interval(config.dataflow.publish_interval);
     let (mut published, mut mode) = (None, None);
+    let period_seconds = trend_epochs(&config.dataflow) as f64 * epoch_us as f64 / 1e6;
+    let horizon_seconds = f64::from(horizon_periods(&config.dataflow)) * period_seconds;
+    let mut span = PredictorSpan { period_seconds, horizon_seconds, told: None };
     loop {
         interval.tick().await;
         let (state, now) = (flow.load(), WallClock.now());
-        let is_idle = state.atoms.is_empty()
-            && published.as_ref() == Some(&(state.instances.clone(), state.distribution.clone()));
+        let told = (state.instances.clone(), state.distribution.clone(), state.sessions.clone());
+        let is_idle = state.atoms.is_empty() && published.as_ref() == Some(&told);
         if !is_idle {
             let leased: Vec<_> = views.directory.load().iter().map(|e| (e.id.0, e.leases.tokens())).collect();
             let rows = view_rows(&state, flow.names(), &leased, epoch_us);
-            for row in rows.atoms {
-                let _ = bus.publish(row).await;
-            }
-            for row in rows.instances {
-                let _ = bus.publish(row).await;
-            }
-            for row in rows.distribution {
-                let _ = bus.publish(row).await;
-            }
-            published = Some((state.instances.clone(), state.distribution.clone()));
+            publish_all(&bus, rows.atoms).await;
+            publish_all(&bus, rows.totals).await;
+            publish_all(&bus, rows.instances).await;
+            publish_all(&bus, rows.distribution).await;
+            publish_all(&bus, rows.sessions).await;
+            published = Some(told);
         }
         for row in flow.take_curves() {
             let _ = bus.publish(row).await;
         }
         publish_funnel(&bus, &flow, now).await;
+        let rows = predictor_rows(&state, flow.names(), span);
+        span.told = rows.epoch;
+        publish_all(&bus, rows.service_times).await;
+        publish_all(&bus, rows.output_lengths).await;
+        publish_all(&bus, rows.arrival_trends).await;
+        publish_all(&bus, rows.errors).await;
         let current = views.cluster(now).mode;
         // Until the first epoch has closed there is no view that could have gone stale.
         let has_views = published.is_some() || state.as_of.is_some();
@@ -345,6 +352,13 @@ async fn publish_funnel(bus: &Bus, flow: &FlowViews, now: Micros) {
         let detail = "more requests ended in a period than the funnel keeps; its sums have them all".into();
         let (component, kind) = ("dataflow".into(), "funnel_rows_dropped".into());
         let _ = bus.publish(FaultRow { at: now, component, kind, detail, count: news.dropped }).await;
+    }
+}
+
+/// A bus that has stopped takes no rows, and nobody asks for them any more.
+async fn publish_all<R: Row>(bus: &Bus, rows: Vec<R>) {
+    for row in rows {
+        let _ = bus.publish(row).await;
     }
 }
 

@@ -18,7 +18,7 @@ pub struct RowsError {
 }
 
 impl RowsError {
-    fn new(topic: Topic, detail: impl ToString) -> RowsError {
+    pub(crate) fn new(topic: Topic, detail: impl ToString) -> RowsError {
         RowsError { topic: topic.name(), detail: detail.to_string() }
     }
 }

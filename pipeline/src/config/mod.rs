@@ -162,6 +162,12 @@ pub struct Dataflow {
     pub stale_after: Duration,
     #[serde(with = "humantime_serde")]
     pub window: Duration,
+    #[serde(with = "humantime_serde")]
+    pub trend_period: Duration,
+    #[serde(with = "humantime_serde")]
+    pub trend_season: Duration,
+    #[serde(with = "humantime_serde")]
+    pub trend_horizon: Duration,
     pub open_requests_max: usize,
     pub cache_entries_max: usize,
     #[serde(with = "humantime_serde")]

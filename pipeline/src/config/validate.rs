@@ -66,6 +66,25 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         "at least dataflow.epoch",
     )?;
     require(d.funnel_hashes_max >= 1, "dataflow.funnel_hashes_max", d.funnel_hashes_max, "at least 1")?;
+    require(
+        d.trend_period >= d.epoch,
+        "dataflow.trend_period",
+        format!("{:?}", d.trend_period),
+        "at least dataflow.epoch",
+    )?;
+    // A season is a number per period and model, copied at each period's end.
+    require(
+        d.trend_season.as_micros() / d.trend_period.as_micros().max(1) <= 100_000,
+        "dataflow.trend_season",
+        format!("{:?}", d.trend_season),
+        "at most 100000 dataflow.trend_period",
+    )?;
+    require(
+        d.trend_horizon.as_micros() / d.trend_period.as_micros().max(1) <= 10_000,
+        "dataflow.trend_horizon",
+        format!("{:?}", d.trend_horizon),
+        "at most 10000 dataflow.trend_period",
+    )?;
     require(config.sql.concurrent_max >= 1, "sql.concurrent_max", config.sql.concurrent_max, "at least 1")?;
     require(config.sql.rows_max >= 1, "sql.rows_max", config.sql.rows_max, "at least 1")?;
     require(

@@ -1,23 +1,27 @@
 //! Batches of the bus become rows with integer keys for the operators (`reference/stack.md` §4: strings cost 4 to 5 times).
 //!
-//! Request ids are hashed (XXH3-64), model names are numbered. The time to first token is remembered from `first_token` to
-//! the end of a request. Cost: O(rows). State: [`MODELS_MAX`] names, and one number per open request up to a bound; at
-//! the bound the oldest is forgotten, and its end then has an unknown time to first token.
+//! Columns are read in place. Request ids are hashed (XXH3-64), model names are numbered. The time to first token is
+//! remembered from `first_token` to the end of a request. The shape of an instance is the model and variant it serves: all
+//! workers of one run on one kind of machine with one set of options. Cost: O(rows). State: [`MODELS_MAX`] names; one number per
+//! open request up to a bound, at which the oldest is forgotten, and its end then has an unknown time to first token; one
+//! number per instance up to [`INSTANCES_MAX`], beyond which instances have no known shape.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use operators::{ArrivedRow, FinishedRow, FlowRows, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
+use arrow::array::{Array, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray, UInt32Array, UInt64Array};
+use operators::{ArrivedRow, End, FinishedRow, FlowRows, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
 use queries::Topic;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{funnel_feed::FunnelFeed, prompt_feed};
-use crate::{
-    bus::{Published, RowsError, rows_of},
-    rows::{EngineStepRow, KvEventRow, RequestRow},
+use super::{
+    columns::{Columns, maybe, maybe_text},
+    funnel_feed::FunnelFeed,
+    prompt_feed,
 };
+use crate::bus::{Published, RowsError};
 
 /// Distinct model names; further ones count as the last.
 pub const MODELS_MAX: usize = 1024;
@@ -47,6 +51,15 @@ impl Names {
     }
 }
 
+/// Instances whose model is remembered.
+pub const INSTANCES_MAX: usize = 65_536;
+
+/// Shape of an instance that has not said what it serves.
+pub const UNKNOWN_SHAPE: u32 = u32::MAX;
+
+/// There is one region until instances say where they stand.
+const REGION: u16 = 0;
+
 /// Topics the dataflow reads.
 pub const TOPICS: [Topic; 5] =
     [Topic::Requests, Topic::Decisions, Topic::EngineSteps, Topic::KvEvents, Topic::Instances];
@@ -59,6 +72,10 @@ pub struct Feed {
     ttft_us: HashMap<u64, i64>,
     order: VecDeque<u64>,
     funnel: FunnelFeed,
+    /// Number of the model and variant that each instance serves.
+    shapes: HashMap<u32, u32>,
+    /// The name looked up last, and its number.
+    latest: Option<(String, u32)>,
 }
 
 impl Feed {
@@ -66,7 +83,8 @@ impl Feed {
     pub fn new(names: Names, open_max: usize) -> Self {
         let open_max = open_max.max(1);
         let funnel = FunnelFeed::new(names.clone(), open_max);
-        Self { names, open_max, ttft_us: HashMap::new(), order: VecDeque::new(), funnel }
+        let (ttft_us, order, shapes) = (HashMap::new(), VecDeque::new(), HashMap::new());
+        Self { names, open_max, ttft_us, order, funnel, shapes, latest: None }
     }
 
     /// Appends the batch's rows to `rows`.
@@ -76,47 +94,62 @@ impl Feed {
     pub fn take(&mut self, published: &Published, rows: &mut FlowRows) -> Result<(), RowsError> {
         prompt_feed::take(&self.names, published, rows)?;
         self.funnel.take(published, rows)?;
+        let columns = Columns::new(published.topic, &published.batch);
         match published.topic {
-            Topic::Requests => {
-                for row in rows_of::<RequestRow>(&published.batch)? {
-                    self.request(&row, rows);
-                }
-            }
-            Topic::EngineSteps => rows.steps.extend(rows_of::<EngineStepRow>(&published.batch)?.iter().map(step)),
-            Topic::KvEvents => rows.kv.extend(rows_of::<KvEventRow>(&published.batch)?.iter().map(kv)),
+            Topic::Requests => self.requests(&RequestColumns::of(&columns)?, rows),
+            Topic::EngineSteps => self.steps(&columns, &published.batch, rows)?,
+            Topic::KvEvents => kv_rows(&columns, &published.batch, rows)?,
+            Topic::Instances => self.instances(&columns)?,
             _ => {}
         }
         Ok(())
     }
 
-    fn request(&mut self, row: &RequestRow, rows: &mut FlowRows) {
-        let request = xxh3_64(row.request_id.as_bytes());
-        let is_end = matches!(row.event.as_str(), "finished" | "cancelled" | "failed" | "rejected");
-        let event = match row.event.as_str() {
+    fn number(&mut self, name: &str) -> u32 {
+        match &self.latest {
+            Some((latest, number)) if latest == name => *number,
+            _ => {
+                let number = self.names.number(name);
+                self.latest = Some((name.to_string(), number));
+                number
+            }
+        }
+    }
+
+    fn requests(&mut self, columns: &RequestColumns<'_>, rows: &mut FlowRows) {
+        (0..columns.event.len()).for_each(|row| self.request(columns, row, rows));
+    }
+
+    fn request(&mut self, columns: &RequestColumns<'_>, row: usize, rows: &mut FlowRows) {
+        let event = columns.event.value(row);
+        let is_end = matches!(event, "finished" | "cancelled" | "failed" | "rejected");
+        let load = match event {
             "dispatched" => Some(LoadEvent::Arrived),
             "first_token" | "grew" => Some(LoadEvent::Grew),
             _ if is_end => Some(LoadEvent::Finished),
             _ => None,
         };
-        if let (Some(event), Some(instance)) = (event, row.instance) {
-            let tokens = row.prompt_tokens.saturating_add(row.output_tokens);
-            rows.load.push(LoadRow { request, seq: row.seq, instance, tokens, event });
+        let request = xxh3_64(columns.request_id.value(row).as_bytes());
+        let (model, tier) = (self.number(columns.model.value(row)), tier_number(columns.tier.value(row)));
+        if let (Some(event), Some(instance)) = (load, maybe(columns.instance, row)) {
+            let tokens = columns.prompt_tokens.value(row).saturating_add(columns.output_tokens.value(row));
+            let seq = columns.seq.value(row);
+            rows.load.push(LoadRow { request, seq, instance, tokens, event, region: REGION, model, tier });
         }
-        if row.event == "first_token"
-            && let Some(gap_us) = row.gap_us
-        {
-            self.remember(request, gap_us);
-        }
-        let (model, tier) = (self.names.number(&row.model), tier_number(&row.tier));
-        if row.event == "arrived" {
-            let prompt_tokens = row.prompt_tokens;
-            rows.traffic.push(TrafficRow::Arrived(ArrivedRow { model, tier, prompt_tokens, at_us: row.at }));
-        }
-        if is_end {
-            let ttft_us = self.ttft_us.remove(&request);
-            if row.event == "finished" {
-                rows.traffic.push(TrafficRow::Finished(finished(row, (model, tier), ttft_us)));
+        match event {
+            "arrived" => rows.traffic.push(TrafficRow::Arrived(columns.arrived(row, (model, tier)))),
+            "first_token" => {
+                if let Some(gap_us) = maybe(columns.gap_us, row) {
+                    self.remember(request, gap_us);
+                }
             }
+            _ if is_end => {
+                let ttft_us = self.ttft_us.remove(&request);
+                if event == "finished" {
+                    rows.traffic.push(TrafficRow::Finished(columns.finished(row, (model, tier), ttft_us)));
+                }
+            }
+            _ => {}
         }
     }
 
@@ -130,58 +163,158 @@ impl Feed {
             }
         }
     }
-}
 
-fn finished(row: &RequestRow, (model, tier): (u32, u8), ttft_us: Option<i64>) -> FinishedRow {
-    let decode_us = row.total_us.zip(ttft_us).map(|(total, ttft)| (total - ttft).max(0) as u64);
-    let gaps = u64::from(row.output_tokens.saturating_sub(1));
-    FinishedRow {
-        model,
-        tier,
-        prompt_tokens: row.prompt_tokens,
-        output_tokens: row.output_tokens,
-        cached_tokens: row.cached_tokens.unwrap_or(0).min(row.prompt_tokens),
-        ttft_us: ttft_us.map(|us| us.max(0) as u64),
-        itl_us_mean: decode_us.and_then(|us| us.checked_div(gaps)),
-        at_us: row.at,
+    fn instances(&mut self, columns: &Columns<'_>) -> Result<(), RowsError> {
+        let (instance, model, variant) = (columns.u32("instance")?, columns.text("model")?, columns.text("variant")?);
+        for row in 0..instance.len() {
+            let shape = match maybe_text(variant, row) {
+                Some(variant) => self.names.number(&format!("{}/{variant}", model.value(row))),
+                None => self.number(model.value(row)),
+            };
+            let instance = instance.value(row);
+            if self.shapes.len() < INSTANCES_MAX || self.shapes.contains_key(&instance) {
+                self.shapes.insert(instance, shape);
+            }
+        }
+        Ok(())
+    }
+
+    fn steps(&self, columns: &Columns<'_>, batch: &RecordBatch, rows: &mut FlowRows) -> Result<(), RowsError> {
+        let (at, instance) = (columns.time("at")?, columns.u32("instance")?);
+        let (epoch, step, step_us) = (columns.u64("epoch")?, columns.u64("step")?, columns.i64("step_us")?);
+        let [running, waiting] = [columns.u32("running")?, columns.u32("waiting")?];
+        let [queued, context] = [columns.u32("queued_prefill_tokens")?, columns.u32("context_tokens")?];
+        let [used, cached] = [columns.u32("blocks_used")?, columns.u32("blocks_cached")?];
+        let total = columns.u32("blocks_total")?;
+        let [prefill, decode] = [columns.u32("prefill_tokens")?, columns.u32("decode_tokens")?];
+        rows.steps.extend((0..batch.num_rows()).map(|row| StepRow {
+            instance: instance.value(row),
+            epoch: epoch.value(row),
+            step: step.value(row),
+            at_us: at.value(row),
+            running: running.value(row),
+            waiting: waiting.value(row),
+            queued_prefill_tokens: queued.value(row).into(),
+            context_tokens: context.value(row).into(),
+            blocks_used: used.value(row),
+            blocks_cached: cached.value(row),
+            blocks_total: total.value(row),
+            prefill_tokens: prefill.value(row),
+            decode_tokens: decode.value(row),
+            step_us: step_us.value(row).max(0) as u64,
+            shape: self.shapes.get(&instance.value(row)).copied().unwrap_or(UNKNOWN_SHAPE),
+        }));
+        Ok(())
     }
 }
 
-fn step(row: &EngineStepRow) -> StepRow {
-    StepRow {
-        instance: row.instance,
-        epoch: row.epoch,
-        step: row.step,
-        at_us: row.at,
-        running: row.running,
-        waiting: row.waiting,
-        queued_prefill_tokens: row.queued_prefill_tokens.into(),
-        context_tokens: row.context_tokens.into(),
-        blocks_used: row.blocks_used,
-        blocks_cached: row.blocks_cached,
-        blocks_total: row.blocks_total,
-        prefill_tokens: row.prefill_tokens,
-        decode_tokens: row.decode_tokens,
-        step_us: row.step_us.max(0) as u64,
+/// The columns of `requests` that are read.
+struct RequestColumns<'a> {
+    at: &'a TimestampMicrosecondArray,
+    request_id: &'a StringArray,
+    seq: &'a UInt32Array,
+    event: &'a StringArray,
+    model: &'a StringArray,
+    tier: &'a StringArray,
+    instance: &'a UInt32Array,
+    prompt_tokens: &'a UInt32Array,
+    output_tokens: &'a UInt32Array,
+    cached_tokens: &'a UInt32Array,
+    gap_us: &'a Int64Array,
+    total_us: &'a Int64Array,
+    finish_reason: &'a StringArray,
+    session_hash: &'a UInt64Array,
+    turns: &'a UInt32Array,
+    tenant_class: &'a StringArray,
+}
+
+impl<'a> RequestColumns<'a> {
+    fn of(columns: &Columns<'a>) -> Result<Self, RowsError> {
+        Ok(Self {
+            at: columns.time("at")?,
+            request_id: columns.text("request_id")?,
+            seq: columns.u32("seq")?,
+            event: columns.text("event")?,
+            model: columns.text("model")?,
+            tier: columns.text("tier")?,
+            instance: columns.u32("instance")?,
+            prompt_tokens: columns.u32("prompt_tokens")?,
+            output_tokens: columns.u32("output_tokens")?,
+            cached_tokens: columns.u32("cached_tokens")?,
+            gap_us: columns.i64("gap_us")?,
+            total_us: columns.i64("total_us")?,
+            finish_reason: columns.text("finish_reason")?,
+            session_hash: columns.u64("session_hash")?,
+            turns: columns.u32("turns")?,
+            tenant_class: columns.text("tenant_class")?,
+        })
+    }
+
+    fn arrived(&self, row: usize, (model, tier): (u32, u8)) -> ArrivedRow {
+        ArrivedRow {
+            model,
+            tier,
+            prompt_tokens: self.prompt_tokens.value(row),
+            at_us: self.at.value(row),
+            session: maybe(self.session_hash, row),
+            turns: maybe(self.turns, row).unwrap_or(1),
+        }
+    }
+
+    fn finished(&self, row: usize, (model, tier): (u32, u8), ttft_us: Option<i64>) -> FinishedRow {
+        let (prompt_tokens, output_tokens) = (self.prompt_tokens.value(row), self.output_tokens.value(row));
+        let decode_us = maybe(self.total_us, row).zip(ttft_us).map(|(total, ttft)| (total - ttft).max(0) as u64);
+        let gaps = u64::from(output_tokens.saturating_sub(1));
+        FinishedRow {
+            model,
+            tier,
+            prompt_tokens,
+            output_tokens,
+            cached_tokens: maybe(self.cached_tokens, row).unwrap_or(0).min(prompt_tokens),
+            ttft_us: ttft_us.map(|us| us.max(0) as u64),
+            itl_us_mean: decode_us.and_then(|us| us.checked_div(gaps)),
+            at_us: self.at.value(row),
+            end: if maybe_text(self.finish_reason, row) == Some("length") { End::Capped } else { End::Stopped },
+            tenant_class: maybe_text(self.tenant_class, row).map_or(UNKNOWN_CLASS, tier_number),
+        }
     }
 }
+
+/// Class of a tenant in rows that do not say it.
+const UNKNOWN_CLASS: u8 = u8::MAX;
 
 /// A row without the fields its event needs becomes a row the operator refuses, so that the gap is seen.
-fn kv(row: &KvEventRow) -> KvRow {
-    let level = match row.level.as_deref() {
-        Some("L1") => 0,
-        Some("L2") => 1,
-        _ => u8::MAX,
-    };
-    let hash = row.block_hash.unwrap_or(0);
-    let event = match row.event.as_str() {
-        "stored" => KvChange::Stored { hash, parent: row.parent_hash, level, tokens: row.tokens.unwrap_or(0) },
-        "hit" => KvChange::Hit { hash, level, tokens: row.tokens.unwrap_or(0) },
-        "removed" => KvChange::Removed { hash, level },
-        "cleared" => KvChange::Cleared,
-        _ => KvChange::Removed { hash, level: u8::MAX },
-    };
-    KvRow { instance: row.instance, epoch: row.epoch, seq: row.seq, event }
+fn kv_rows(columns: &Columns<'_>, batch: &RecordBatch, rows: &mut FlowRows) -> Result<(), RowsError> {
+    let (instance, epoch, seq) = (columns.u32("instance")?, columns.u64("epoch")?, columns.u64("seq")?);
+    let (events, levels, tokens) = (columns.text("event")?, columns.text("level")?, columns.u32("tokens")?);
+    let (hashes, parents) = (columns.u64("block_hash")?, columns.u64("parent_hash")?);
+    rows.kv.extend((0..batch.num_rows()).map(|row| {
+        let level = match maybe_text(levels, row) {
+            Some("L1") => 0,
+            Some("L2") => 1,
+            _ => u8::MAX,
+        };
+        let (hash, tokens) = (maybe(hashes, row).unwrap_or(0), maybe(tokens, row).unwrap_or(0));
+        let event = match events.value(row) {
+            "stored" => KvChange::Stored { hash, parent: maybe(parents, row), level, tokens },
+            "hit" => KvChange::Hit { hash, level, tokens },
+            "removed" => KvChange::Removed { hash, level },
+            "cleared" => KvChange::Cleared,
+            _ => KvChange::Removed { hash, level: u8::MAX },
+        };
+        KvRow { instance: instance.value(row), epoch: epoch.value(row), seq: seq.value(row), event }
+    }));
+    Ok(())
+}
+
+/// Name of a shape.
+pub(super) fn shape_name(names: &Names, shape: u32) -> String {
+    if shape == UNKNOWN_SHAPE { "unknown".into() } else { names.name(shape) }
+}
+
+/// Name of a tenant's class.
+pub(super) fn class_name(number: u8) -> &'static str {
+    if number == UNKNOWN_CLASS { "unknown" } else { tier_name(number) }
 }
 
 /// Number of a tier's name in the operators' rows.

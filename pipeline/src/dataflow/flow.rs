@@ -14,8 +14,8 @@ use std::{
 };
 
 use operators::{
-    AtomLoadConfig, CacheIndexConfig, DiagnosisConfig, DistributionConfig, FlowConfig, FlowRows, Forgetting,
-    FunnelConfig, FunnelWindowConfig, PrefixIndexConfig, ReuseDistanceConfig, views::build,
+    ArrivalTrendConfig, AtomLoadConfig, CacheIndexConfig, DiagnosisConfig, DistributionConfig, FlowConfig, FlowRows,
+    Forgetting, FunnelConfig, FunnelWindowConfig, PrefixIndexConfig, ReuseDistanceConfig, SessionConfig, views::build,
 };
 use timely::{CommunicationConfig, WorkerConfig, worker::Worker};
 use tokio::sync::mpsc;
@@ -253,6 +253,14 @@ pub fn flow_config(config: &config::Dataflow) -> FlowConfig {
             ..FunnelWindowConfig::default()
         },
         diagnosis: DiagnosisConfig { window_epochs: epochs(config.funnel_window), ..DiagnosisConfig::default() },
+
+        sessions: SessionConfig { window_epochs, windows: WINDOWS, ..SessionConfig::default() },
+        arrival_trend: ArrivalTrendConfig {
+            period_epochs: trend_epochs(config),
+            season_periods: (config.trend_season.as_micros() / config.trend_period.as_micros().max(1)) as usize,
+            horizon: horizon_periods(config),
+            ..ArrivalTrendConfig::default()
+        },
         ..FlowConfig::default()
     }
 }
@@ -261,6 +269,16 @@ pub fn flow_config(config: &config::Dataflow) -> FlowConfig {
 const FUNNEL_CLOSES_AFTER: Duration = Duration::from_secs(15 * 60);
 /// What a worker did before a decision is known to the dataflow by then.
 const FUNNEL_SETTLES_AFTER: Duration = Duration::from_millis(500);
+
+/// Epochs in a period of the arrival trend.
+pub fn trend_epochs(config: &config::Dataflow) -> u64 {
+    (config.trend_period.as_micros() / config.epoch.as_micros().max(1)).max(1) as u64
+}
+
+/// Periods that the arrival trend is forecast ahead.
+pub fn horizon_periods(config: &config::Dataflow) -> u32 {
+    config.trend_horizon.as_micros().div_ceil(config.trend_period.as_micros().max(1)).max(1) as u32
+}
 
 fn reuse_config(config: &config::Dataflow) -> ReuseDistanceConfig {
     let epochs = |span: Duration| (span.as_micros() / config.epoch.as_micros().max(1)).max(1) as u64;

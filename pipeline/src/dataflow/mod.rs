@@ -2,6 +2,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `columns` | columns of a batch, read in place |
 //! | `feed` | batches become rows with integer keys |
 //! | `epoch_log` | which rows came in which epoch, as rows (SPEC X2) |
 //! | `flow` | timely workers on threads of their own, fed and advanced by the clock |
@@ -9,11 +10,12 @@
 //! | `read` | what policies see of the views |
 //! | `prompt_feed`, `curve_rows` | the same for the miss-ratio curve, in and out |
 //! | `funnel_feed`, `funnel_rows` | rows in and out of the hit-rate funnel and the diagnosis |
-//! | `publish` | views become rows of the bus, once per period |
+//! | `publish`, `publish_predictors` | views become rows of the bus, once per period |
 //!
 //! Invariants: tokio never runs a timely worker; a view is replaced as a whole, so a reader sees one epoch; a dead or slow
 //! dataflow shows as an old `as_of` and stops nobody. Bounds: see `flow` (queues) and the operators (state).
 
+mod columns;
 mod curve_rows;
 mod epoch_log;
 mod feed;
@@ -22,12 +24,14 @@ mod funnel_feed;
 mod funnel_rows;
 mod prompt_feed;
 mod publish;
+mod publish_predictors;
 mod read;
 mod views;
 
 pub use epoch_log::EpochLog;
 pub use feed::{Feed, Names, TOPICS};
-pub use flow::{Dataflow, FlowError, flow_config, take_rows};
+pub use flow::{Dataflow, FlowError, flow_config, horizon_periods, take_rows, trend_epochs};
 pub use publish::{FunnelRows, ViewRows, funnel_rows, view_rows};
+pub use publish_predictors::{PredictorRows, PredictorSpan, predictor_rows};
 pub use read::{engine_view, read_prefixes, view_mode};
 pub use views::{FlowViews, FunnelNews, ViewState};

@@ -2,7 +2,7 @@
 //!
 //! Cost: O(live atoms + instances + groups) per period. Nothing is published while nothing is live.
 
-use operators::{DistributionRow, Quantiles};
+use operators::{DistributionRow, LoadTotal, Quantiles, SessionRow};
 
 use super::{
     feed::{Names, tier_name},
@@ -11,15 +11,20 @@ use super::{
 };
 use crate::{
     ids::Micros,
-    rows::{AtomLoadRow, DiagnosisRow, FunnelRow, FunnelWindowRow, InstanceLoadRow, RequestDistributionRow},
+    rows::{
+        AtomLoadRow, DiagnosisRow, FunnelRow, FunnelWindowRow, InstanceLoadRow, LoadTotalsRow, RequestDistributionRow,
+        SessionActivityRow,
+    },
 };
 
 /// One period's rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ViewRows {
     pub atoms: Vec<AtomLoadRow>,
+    pub totals: Vec<LoadTotalsRow>,
     pub instances: Vec<InstanceLoadRow>,
     pub distribution: Vec<RequestDistributionRow>,
+    pub sessions: Vec<SessionActivityRow>,
 }
 
 /// The funnel's news as rows.
@@ -56,8 +61,62 @@ pub fn view_rows(state: &ViewState, names: &Names, leased: &[(u32, u64)], epoch_
                 requests: total.requests,
             })
             .collect(),
+        totals: total_rows(state, names, as_of),
         instances: instance_rows(state, leased, as_of),
-        distribution: state.distribution.values().map(|row| distribution_row(row, names, as_of, epoch_us)).collect(),
+        distribution: state
+            .distribution
+            .values()
+            .map(|row| {
+                let live = state.group_load.get(&(row.model, row.tier)).copied().unwrap_or_default();
+                RequestDistributionRow {
+                    concurrent_tokens: Some(live.tokens),
+                    concurrent_requests: Some(live.requests),
+                    ..distribution_row(row, names, as_of, epoch_us)
+                }
+            })
+            .collect(),
+        sessions: state.sessions.values().map(|row| session_row(row, names, as_of, epoch_us)).collect(),
+    }
+}
+
+fn total_rows(state: &ViewState, names: &Names, as_of: Micros) -> Vec<LoadTotalsRow> {
+    let row = |grouped_by: &str, total: &LoadTotal| LoadTotalsRow {
+        as_of,
+        grouped_by: grouped_by.into(),
+        tokens: total.tokens,
+        requests: total.requests,
+        ..LoadTotalsRow::default()
+    };
+    let model = |number: u32| Some(names.name(number));
+    let regions = state
+        .region_load
+        .iter()
+        .map(|(id, total)| LoadTotalsRow { region: Some((*id).into()), ..row("region", total) });
+    let models = state.model_load.iter().map(|(id, total)| LoadTotalsRow { model: model(*id), ..row("model", total) });
+    let tiers = state.group_load.iter().map(|((id, tier), total)| LoadTotalsRow {
+        model: model(*id),
+        tier: Some(tier_name(*tier).into()),
+        ..row("tier", total)
+    });
+    let buckets = state.bucket_load.iter().map(|((id, bucket), total)| LoadTotalsRow {
+        model: model(*id),
+        bucket: Some(*bucket),
+        ..row("bucket", total)
+    });
+    regions.chain(models).chain(tiers).chain(buckets).collect()
+}
+
+fn session_row(row: &SessionRow, names: &Names, as_of: Micros, epoch_us: i64) -> SessionActivityRow {
+    SessionActivityRow {
+        as_of,
+        model: names.name(row.model),
+        window_seconds: (row.epoch - row.from_epoch + 1) as f64 * epoch_us as f64 / 1e6,
+        sessions: row.sessions,
+        requests: row.requests,
+        turns_p50: row.turns.map(|turns| turns.p50 as f64),
+        turns_p95: row.turns.map(|turns| turns.p95 as f64),
+        turns_p99: row.turns.map(|turns| turns.p99 as f64),
+        sampled_one_in: row.sampled_one_in,
     }
 }
 
@@ -97,11 +156,12 @@ fn distribution_row(row: &DistributionRow, names: &Names, as_of: Micros, epoch_u
     };
     let (prompt, output) = (parts(row.prompt, 1.0), parts(row.output, 1.0));
     let (ttft, itl) = (parts(row.ttft_us, 1e3), parts(row.itl_us, 1e3));
+    let window_seconds = (row.epoch - row.from_epoch + 1) as f64 * epoch_us as f64 / 1e6;
     RequestDistributionRow {
         as_of,
         model: names.name(row.model),
         tier: tier_name(row.tier).into(),
-        window_seconds: (row.epoch - row.from_epoch + 1) as f64 * epoch_us as f64 / 1e6,
+        window_seconds,
         arrived: row.arrivals,
         finished: row.finished,
         prompt_tokens: row.prompt_tokens,
@@ -119,5 +179,7 @@ fn distribution_row(row: &DistributionRow, names: &Names, as_of: Micros, epoch_u
         itl_ms_p50: itl[0],
         itl_ms_p95: itl[1],
         itl_ms_p99: itl[2],
+        arrivals_per_second: Some(row.arrivals as f64 / window_seconds),
+        ..RequestDistributionRow::default()
     }
 }

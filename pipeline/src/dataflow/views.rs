@@ -16,8 +16,9 @@ use std::{
 
 use arc_swap::ArcSwap;
 use operators::{
-    CacheTrust, CurveGroup, CurveRow, DiagnosisRow, DistributionRow, FunnelCase, FunnelWindowRow, InstanceState,
-    LoadTotal, PrefixIndex, PrefixIndexConfig, Refused, Span, ViewChanges,
+    ArrivalTrendRow, CacheTrust, CurveGroup, CurveRow, DiagnosisRow, DistributionRow, FunnelCase, FunnelWindowRow,
+    InstanceState, LengthKey, LoadTotal, OutputLengthRow, PrefixIndex, PrefixIndexConfig, Refused, ServiceTimeRow,
+    SessionRow, Span, ViewChanges,
 };
 
 use super::{
@@ -66,12 +67,29 @@ pub struct ViewState {
     /// Live load per `(instance, atom)`; no zero entries.
     pub atoms: BTreeMap<(u32, u32), LoadTotal>,
     pub instance_load: HashMap<u32, LoadTotal>,
+    /// Live load by region; no zero entries here and in the next ones.
+    pub region_load: BTreeMap<u16, LoadTotal>,
+    pub model_load: BTreeMap<u32, LoadTotal>,
+    /// Live load per `(model, tier)`.
+    pub group_load: BTreeMap<(u32, u8), LoadTotal>,
+    /// Live load per `(model, atom)`: what a bucket plan is cut from.
+    pub model_atoms: BTreeMap<(u32, u32), LoadTotal>,
+    /// Live load per `(model, bucket)` of the plan in force.
+    pub bucket_load: BTreeMap<(u32, u32), LoadTotal>,
     pub instances: HashMap<u32, InstanceState>,
     /// Blocks of the cache index per instance.
     pub cached_blocks: HashMap<u32, i64>,
     pub trust: HashMap<u32, CacheTrust>,
     /// Running distribution per `(model, tier)`.
     pub distribution: HashMap<(u32, u8), DistributionRow>,
+    /// Active sessions per model at the end of the latest window.
+    pub sessions: BTreeMap<u32, SessionRow>,
+    /// Service times by shape: the number of the model's name, or `UNKNOWN_SHAPE`.
+    pub service_times: Arc<BTreeMap<u32, ServiceTimeRow>>,
+    /// Output lengths; `operators::output_length::predict` reads them.
+    pub output_lengths: Arc<BTreeMap<LengthKey, OutputLengthRow>>,
+    /// Trend of arrivals per model.
+    pub arrival_trends: Arc<BTreeMap<u32, ArrivalTrendRow>>,
     /// Rows the operators refused since the start.
     pub refused: u64,
 }
@@ -212,13 +230,13 @@ impl Building {
         self.funnel.take(&mut changes);
         self.curves.extend(changes.curves.into_iter().map(|curve| (curve.group, curve)));
         let state = &mut self.state;
-        for (key, total) in changes.atom {
-            if total == LoadTotal::default() {
-                state.atoms.remove(&key);
-            } else {
-                state.atoms.insert(key, total);
-            }
-        }
+        lay(&mut state.atoms, changes.atom);
+        lay(&mut state.region_load, changes.region_total);
+        lay(&mut state.model_load, changes.model_total);
+        lay(&mut state.group_load, changes.group_total);
+        lay(&mut state.model_atoms, changes.model_atom);
+        lay(&mut state.bucket_load, changes.bucket_total);
+        state.sessions.extend(changes.sessions.into_iter().map(|row| (row.model, row)));
         state.instance_load.extend(changes.instance_total);
         state.instances.extend(changes.instances.into_iter().map(|row| (row.step.instance, row)));
         for (key, difference) in &changes.cache {
@@ -228,8 +246,29 @@ impl Building {
         for row in changes.distribution.into_iter().filter(|row| row.span == Span::Running) {
             state.distribution.insert((row.model, row.tier), row);
         }
+        learn(&mut state.service_times, changes.service_times, |row| row.shape);
+        learn(&mut state.output_lengths, changes.output_lengths, |row| row.key);
+        learn(&mut state.arrival_trends, changes.arrival_trends, |row| row.model);
         state.refused += changes.refused.iter().map(|refused| refused.rows).sum::<u64>();
         let room = REFUSED_MAX.saturating_sub(self.refused.len());
         self.refused.extend(changes.refused.into_iter().take(room));
+    }
+}
+
+/// Puts new rows in the place of old ones; readers keep the map they have.
+fn learn<K: Ord + Clone, R: Clone>(map: &mut Arc<BTreeMap<K, R>>, rows: Vec<R>, key: fn(&R) -> K) {
+    if !rows.is_empty() {
+        Arc::make_mut(map).extend(rows.into_iter().map(|row| (key(&row), row)));
+    }
+}
+
+/// Lays new totals over a map that has no zero entries.
+fn lay<K: Ord>(map: &mut BTreeMap<K, LoadTotal>, changes: Vec<(K, LoadTotal)>) {
+    for (key, total) in changes {
+        if total == LoadTotal::default() {
+            map.remove(&key);
+        } else {
+            map.insert(key, total);
+        }
     }
 }

@@ -13,6 +13,7 @@
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `instances` | instances, their clients and leases |
 //! | `recorder` | one account a request: rows, metrics and log lines |
+//! | `session` | which conversation a request belongs to |
 //! | `decision`, `reading` | a decision as a row; what policies read for it as another |
 //! | `auth`, `error`, `metrics` | who asks; how it can end; Prometheus |
 //! | `models`, `status` | the small routes |
@@ -44,6 +45,7 @@ pub mod recorder;
 pub mod running;
 pub mod sequence;
 pub mod serve;
+pub mod session;
 pub mod shape;
 mod status;
 pub mod structure;

@@ -6,6 +6,7 @@ use super::{
     error::ApiError,
     json_body::{self, Object},
     params::{self, Common, LOGPROBS_MAX, RawPrompt, RawRequest},
+    session,
     structure::{self, Shape, ToolUse},
 };
 
@@ -45,6 +46,8 @@ pub struct ParsedRequest {
     pub inputs: Vec<Input>,
     /// User messages in the conversation.
     pub turns: u32,
+    /// The conversation it belongs to, the same in each of its requests; `None` if it cannot be told.
+    pub session: Option<u64>,
     /// What the text of the answer must look like.
     pub shape: Option<Shape>,
     /// Chat only.
@@ -90,8 +93,9 @@ fn chat(raw: &RawRequest<bool>, vocab: usize) -> Result<ParsedRequest, ApiError>
         tools: raw.tools.clone().filter(|_| tools.is_some()).unwrap_or_default(),
     };
     let turns = conversation.turns.iter().filter(|turn| turn.message.role == Role::User).count() as u32;
+    let session = session::of_chat(raw.user.as_deref(), &conversation);
     let (shape, inputs) = (structure::shape(raw)?, vec![Input::Chat(conversation)]);
-    Ok(ParsedRequest { face: Face::Chat, common, inputs, turns, shape, tools })
+    Ok(ParsedRequest { face: Face::Chat, common, inputs, turns, session, shape, tools })
 }
 
 fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiError> {
@@ -122,7 +126,8 @@ fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiE
     };
     check_prompts(&inputs, common.samples, vocab)?;
     let shape = structure::shape(raw)?;
-    Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1, shape, tools: None })
+    let session = session::of_completion(raw.user.as_deref());
+    Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1, session, shape, tools: None })
 }
 
 fn check_prompts(inputs: &[Input], samples: u32, vocab: usize) -> Result<(), ApiError> {

@@ -6,7 +6,7 @@
 
 use tokio::runtime::Handle;
 
-use super::{auth::Tenant, deps::Deps, error::ApiError, parse::Face};
+use super::{auth::Tenant, deps::Deps, error::ApiError, parse::Face, session};
 use crate::{
     ids::{InstanceId, Micros},
     policy::Placement,
@@ -23,11 +23,23 @@ pub struct Growth {
     pub tokens: u32,
 }
 
+/// What is known of a request when it is classed.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestArrival {
+    pub tier: &'static str,
+    pub prompt_tokens: u32,
+    /// Sequences it will run.
+    pub choices: usize,
+    /// The conversation within its tenant, if it is known.
+    pub session: Option<u64>,
+    pub turns: u32,
+}
+
 pub struct Recorder {
     deps: Deps,
     face: Face,
     request_id: String,
-    tenant: String,
+    tenant: Tenant,
     tier: &'static str,
     instance: Option<InstanceId>,
     variant: Option<String>,
@@ -53,7 +65,7 @@ impl Recorder {
             deps: deps.clone(),
             face,
             request_id: request_id.into(),
-            tenant: tenant.name.clone(),
+            tenant: tenant.clone(),
             tier: UNCLASSED,
             instance: None,
             variant: None,
@@ -95,14 +107,17 @@ impl Recorder {
         self.blocks = Some((u32::try_from(block_tokens).unwrap_or(u32::MAX), prompts.to_vec()));
     }
 
-    /// The request is understood and classed. `choices`: sequences it will run.
-    pub async fn arrived(&mut self, tier: &'static str, prompt_tokens: u32, choices: usize) {
-        self.tier = tier;
-        self.prompt_tokens = prompt_tokens;
-        self.last_token = vec![None; choices];
-        self.deps.metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
+    /// The request is understood and classed.
+    pub async fn arrived(&mut self, arrival: RequestArrival) {
+        self.tier = arrival.tier;
+        self.prompt_tokens = arrival.prompt_tokens;
+        self.last_token = vec![None; arrival.choices];
+        self.deps.metrics.prompt_tokens.inc_by(u64::from(arrival.prompt_tokens));
+        let session_hash = arrival.session.map(|session| session::of_tenant(&self.tenant.name, session));
+        let turns = Some(arrival.turns);
         let (block_tokens, prompt_blocks) = self.blocks.take().unzip();
-        let row = RequestRow { at: self.arrived, block_tokens, prompt_blocks, ..self.row("arrived") };
+        let known = RequestRow { session_hash, turns, block_tokens, prompt_blocks, ..self.row("arrived") };
+        let row = RequestRow { at: self.arrived, ..known };
         self.deps.events.request(row).await;
     }
 
@@ -200,18 +215,14 @@ impl Recorder {
             event: event.into(),
             model: self.deps.text.name().into(),
             tier: self.tier.into(),
-            tenant: self.tenant.clone(),
+            tenant: self.tenant.name.clone(),
             instance: self.instance.map(|instance| instance.0),
             prompt_tokens: self.prompt_tokens,
             output_tokens: self.output_tokens,
             cached_tokens: self.cached_tokens,
-            gap_us: None,
-            total_us: None,
-            finish_reason: None,
-            error: None,
             variant: self.variant.clone(),
-            block_tokens: None,
-            prompt_blocks: None,
+            tenant_class: Some(self.tenant.class.name().into()),
+            ..RequestRow::default()
         }
     }
 }

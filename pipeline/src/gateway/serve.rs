@@ -19,7 +19,7 @@ use super::{
     parse::ParsedRequest,
     prepare::Prepared,
     reading::{ArrivalReading, LeaseFate, PlaceReading, wait_over_row},
-    recorder::Recorder,
+    recorder::{Recorder, RequestArrival},
     sequence::{Sequence, SequencePlan},
 };
 use crate::{
@@ -135,7 +135,14 @@ pub async fn serve(
     let (mut demand, verdict) = decide_case(gateway, case, request, prepared).await;
     let sequences = prepared.prompts.len() * request.common.samples as usize;
     case.recorder.hashed(gateway.deps.text.block_size(), &demand.hashes);
-    case.recorder.arrived(demand.tier.name(), prepared.prompt_tokens, sequences).await;
+    let arrival = RequestArrival {
+        tier: demand.tier.name(),
+        prompt_tokens: prepared.prompt_tokens,
+        choices: sequences,
+        session: request.session,
+        turns: request.turns,
+    };
+    case.recorder.arrived(arrival).await;
     let grant = seat(gateway, case, &mut demand, &verdict).await?;
     case.recorder.dispatched(&grant.placement).await;
     let source = Plans { request, prepared, demand: &demand, request_id: case.recorder.request_id() };

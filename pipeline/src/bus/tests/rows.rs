@@ -146,6 +146,9 @@ fn request(error: Option<String>) -> RequestRow {
         variant: None,
         block_tokens: Some(16),
         prompt_blocks: Some(vec![vec![1, u64::MAX], vec![]]),
+        session_hash: Some(u64::MAX),
+        turns: Some(3),
+        tenant_class: None,
     }
 }
 
@@ -207,6 +210,9 @@ fn every_row_fits_its_schema() {
         itl_ms_p50: None,
         itl_ms_p95: None,
         itl_ms_p99: None,
+        arrivals_per_second: Some(0.5),
+        concurrent_tokens: None,
+        concurrent_requests: Some(-1),
     };
     let busy = RequestDistributionRow { prompt_p50: Some(1.5), itl_ms_p99: Some(2.5), ..quiet.clone() };
     let load = InstanceLoadRow {
@@ -233,6 +239,9 @@ fn every_row_fits_its_schema() {
         tokens: -5,
         requests: i64::MIN,
     };
+    let total = LoadTotalsRow { as_of: super::NOW, grouped_by: "region".into(), tokens: 5, ..LoadTotalsRow::default() };
+    let of_bucket = LoadTotalsRow { model: Some("smol".into()), bucket: Some(2), ..total.clone() };
+    let sessions = SessionActivityRow { as_of: super::NOW, turns_p95: Some(3.0), ..SessionActivityRow::default() };
     let fault =
         FaultRow { at: super::NOW, component: "log".into(), kind: "x".into(), detail: String::new(), count: u64::MAX };
     let switched = SpeculationRow {
@@ -262,7 +271,13 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![stored, cleared]),
         there_and_back(vec![super::row(1), InstanceRow { address: Some("a:1".into()), pid: None, ..super::row(2) }]),
         there_and_back(vec![atom]),
+        there_and_back(vec![total, of_bucket]),
         there_and_back(vec![quiet, busy]),
+        there_and_back(vec![sessions]),
+        there_and_back(vec![ServiceTimeRow { decode_base_seconds: Some(0.5), ..ServiceTimeRow::default() }]),
+        there_and_back(vec![OutputLengthRow { tier: Some("Low".into()), ..OutputLengthRow::default() }]),
+        there_and_back(vec![ArrivalTrendRow { forecast_high: 2.5, ..ArrivalTrendRow::default() }]),
+        there_and_back(vec![PredictionErrorRow { predictor: "x".into(), bias: -1.0, ..PredictionErrorRow::default() }]),
         there_and_back(vec![load]),
         there_and_back(vec![MrcRow::default(), bounded]),
         there_and_back(vec![part, lost]),

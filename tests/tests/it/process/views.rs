@@ -91,3 +91,44 @@ async fn without_the_dataflow_the_safe_policy_serves() {
     let used: std::collections::BTreeSet<_> = rows.iter().map(|row| row["instance"].to_string()).collect();
     assert_eq!(used.len(), 2, "both instances take their turn: {rows:?}");
 }
+
+/// Scenario: chats of two conversations, one of them with a second turn, and completions until the predictors have seen
+/// enough; a window and a period of a second.
+/// Guarantees: every view of load, sessions and predictions has rows that fit what was sent; the predictors' own errors
+/// are told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn predictors_learn_from_real_requests() {
+    let config = "[dataflow]\nwindow = \"6s\"\ntrend_period = \"1s\"\ntrend_season = \"10s\"\ntrend_horizon = \"2s\"\n";
+    let Some(server) = Server::start(config).await else { return };
+    let mut messages = vec![json!({"role": "user", "content": "hello"})];
+    for turn in 1..=2 {
+        let chat = json!({"model": "tiny", "messages": messages, "max_tokens": 4});
+        assert_eq!(server.post("/v1/chat/completions", &chat).await.status(), 200);
+        let said = [("assistant", "hi"), ("user", "and now?")];
+        messages.extend(said.map(|(role, content)| json!({"role": role, "content": format!("{content} {turn}")})));
+    }
+    let other = json!({"model": "tiny", "messages": [{"role": "user", "content": "good day"}], "max_tokens": 4});
+    assert_eq!(server.post("/v1/chat/completions", &other).await.status(), 200);
+    let sessions = "select requests, turns_p50, turns_p95 from session_activity where sessions = 2";
+    let told = server.until(sessions, |rows| !rows.is_empty()).await;
+    assert_eq!((told[0]["requests"].as_u64(), told[0]["turns_p50"].as_f64()), (Some(3), Some(1.0)), "{told:?}");
+
+    for number in 0..40u32 {
+        let prompt = format!("{number} ").repeat(8 + number as usize % 5 * 20);
+        assert_eq!(server.post("/v1/completions", &completion(&prompt, 6 + number % 7)).await.status(), 200);
+    }
+    let totals = "select distinct grouped_by from load_totals where tokens > 0";
+    server.until(totals, |rows| rows.len() == 4).await;
+    let known = "select * from service_time where shape = 'tiny' and decode_100_seconds_p50 > 0 and prefill_1000_seconds_p95 > 0";
+    server.until(known, |rows| !rows.is_empty()).await;
+    let lengths = "select answers, output_p50, tier from output_length where tier is null and answers >= 43";
+    let told = server.until(lengths, |rows| !rows.is_empty()).await;
+    assert!((4.0..=12.0).contains(&told[0]["output_p50"].as_f64().unwrap_or(0.0)), "{told:?}");
+    server.until("select 1 as one from arrival_trend where periods > 3", |rows| !rows.is_empty()).await;
+    let errors =
+        "select predictor, sum(predictions) as n from prediction_error group by predictor having sum(predictions) > 0";
+    server.until(errors, |rows| rows.len() == 5).await;
+    let live =
+        "select 1 as one from request_distribution where arrivals_per_second > 0 and concurrent_tokens is not null";
+    server.until(live, |rows| !rows.is_empty()).await;
+}

@@ -1,7 +1,8 @@
 //! The same counts by a plain program: one thread and hash maps, over the same batches.
 //!
-//! It keeps what the views keep per instance (blocks held, live load, last step), and not the quantile sketches, step
-//! fits, bounds and order checks. Invariant: its counts are what the views must come to. State: one entry per block
+//! It decodes batches as the dataflow does, by the dataflow's own code. It keeps what the views keep per instance (blocks
+//! held, live load, last step), and not the other groupings of the load, the sketches, fits, predictors, bounds and order
+//! checks: `operators/benches/flow` compares those with plain programs that keep the same. Invariant: its counts are what the views must come to. State: one entry per block
 //! held and per open request.
 
 use std::{
@@ -9,14 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use operators::LoadTotal;
-use xxhash_rust::xxh3::xxh3_64;
+use operators::{FlowRows, KvChange, KvRow, LoadEvent, LoadRow, LoadTotal};
+use queries::Topic;
 
 use super::workload::Chunk;
 use crate::{
-    bus::rows_of,
-    dataflow::ViewState,
-    rows::{EngineStepRow, KvEventRow, RequestRow},
+    bus::Published,
+    dataflow::{Feed, Names, ViewState},
 };
 
 /// Per instance; nothing for a zero.
@@ -59,17 +59,21 @@ struct Program {
 /// Errors: a batch is not of its topic.
 pub(super) fn run(chunks: &[Chunk]) -> anyhow::Result<PlainRun> {
     let mut program = Program::default();
+    let mut feed = Feed::new(Names::default(), usize::MAX / 4);
     let (mut decoding, mut counting) = (Duration::ZERO, Duration::ZERO);
     for chunk in chunks {
         let started = Instant::now();
-        let kv = rows_of::<KvEventRow>(&chunk.kv)?;
-        let steps = rows_of::<EngineStepRow>(&chunk.steps)?;
-        let requests = rows_of::<RequestRow>(&chunk.request_batch)?;
+        let mut rows = FlowRows::default();
+        let batches =
+            [(Topic::KvEvents, &chunk.kv), (Topic::EngineSteps, &chunk.steps), (Topic::Requests, &chunk.request_batch)];
+        for (topic, batch) in batches {
+            feed.take(&Published { topic, first_row: 0, batch: batch.clone() }, &mut rows)?;
+        }
         decoding += started.elapsed();
         let started = Instant::now();
-        kv.iter().for_each(|row| program.kv(row));
-        program.counts.last_step.extend(steps.iter().map(|row| (row.instance, row.step)));
-        requests.iter().for_each(|row| program.request(row));
+        rows.kv.iter().for_each(|row| program.kv(row));
+        program.counts.last_step.extend(rows.steps.iter().map(|row| (row.instance, row.step)));
+        rows.load.iter().for_each(|row| program.load(row));
         counting += started.elapsed();
     }
     program.counts.cached_blocks.retain(|_, blocks| *blocks != 0);
@@ -78,28 +82,24 @@ pub(super) fn run(chunks: &[Chunk]) -> anyhow::Result<PlainRun> {
 }
 
 impl Program {
-    fn kv(&mut self, row: &KvEventRow) {
-        let Some(hash) = row.block_hash else { return };
-        let key = (row.instance, hash);
-        let change = match row.event.as_str() {
-            "stored" => i64::from(self.blocks.insert(key)),
-            "removed" => -i64::from(self.blocks.remove(&key)),
-            _ => 0,
+    fn kv(&mut self, row: &KvRow) {
+        let change = match row.event {
+            KvChange::Stored { hash, .. } => i64::from(self.blocks.insert((row.instance, hash))),
+            KvChange::Removed { hash, .. } => -i64::from(self.blocks.remove(&(row.instance, hash))),
+            KvChange::Hit { .. } | KvChange::Cleared => 0,
         };
         *self.counts.cached_blocks.entry(row.instance).or_default() += change;
     }
 
-    fn request(&mut self, row: &RequestRow) {
-        let Some(instance) = row.instance else { return };
-        let request = xxh3_64(row.request_id.as_bytes());
-        let before = match row.event.as_str() {
-            "finished" => self.open.remove(&request),
-            _ => {
-                let tokens = i64::from(row.prompt_tokens) + i64::from(row.output_tokens);
-                let total = self.counts.load.entry(instance).or_default();
+    fn load(&mut self, row: &LoadRow) {
+        let before = match row.event {
+            LoadEvent::Finished => self.open.remove(&row.request),
+            LoadEvent::Arrived | LoadEvent::Grew => {
+                let tokens = i64::from(row.tokens);
+                let total = self.counts.load.entry(row.instance).or_default();
                 total.tokens += tokens;
                 total.requests += 1;
-                self.open.insert(request, (instance, tokens))
+                self.open.insert(row.request, (row.instance, tokens))
             }
         };
         if let Some((instance, tokens)) = before {

@@ -139,10 +139,9 @@ fn life(number: u64, instance: u64, at: i64) -> Vec<RequestRow> {
         gap_us: (event == "first_token").then_some(20_000),
         total_us: (event == "finished").then_some(300_000),
         finish_reason: (event == "finished").then(|| "length".into()),
-        error: None,
-        variant: None,
-        block_tokens: None,
-        prompt_blocks: None,
+        session_hash: (seq == 1).then_some(number / 4),
+        turns: (seq == 1).then_some(1 + (number % 4) as u32),
+        ..RequestRow::default()
     };
     let mut rows = vec![row(1, "arrived", 0), row(2, "dispatched", 0), row(3, "first_token", 1)];
     if number % 8 != 7 {
