@@ -129,11 +129,18 @@ async fn predictors_learn_from_real_requests() {
         () = busy => {}
         rows = server.until(totals, |rows| rows.len() == 4) => assert_eq!(rows.len(), 4),
     }
-    let known = "select * from service_time where shape = 'tiny' and decode_100_seconds_p50 > 0 and prefill_1000_seconds_p95 > 0";
-    server.until(known, |rows| !rows.is_empty()).await;
+    let known = "select shape, prefill_steps, decode_steps, decode_100_seconds_p50, prefill_1000_seconds_p95 from service_time \
+                 order by as_of desc limit 1";
+    let is_known = |row: &serde_json::Value| {
+        let is_there = |name: &str| row[name].as_f64() > Some(0.0);
+        let is_of_model = row["shape"].as_str().is_some_and(|shape| shape.starts_with("tiny"));
+        is_of_model && is_there("decode_100_seconds_p50") && is_there("prefill_1000_seconds_p95")
+    };
+    server.until(known, |rows| rows.iter().any(is_known)).await;
     let lengths = "select answers, output_p05, tier from output_length where tier is null and answers >= 43";
     let told = server.until(lengths, |rows| !rows.is_empty()).await;
-    assert!((1.0..=12.0).contains(&told[0]["output_p05"].as_f64().unwrap_or(0.0)), "{told:?}");
+    // Every answer was cut off, so all that is known of lengths is that they are not below the longest.
+    assert!(told[0]["output_p05"].as_f64() >= Some(12.0), "{told:?}");
     server.until("select 1 as one from arrival_trend where periods > 3", |rows| !rows.is_empty()).await;
     let errors =
         "select predictor, sum(predictions) as n from prediction_error group by predictor having sum(predictions) > 0";
