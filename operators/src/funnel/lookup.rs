@@ -231,18 +231,6 @@ impl LookupFold {
         }
     }
 
-    /// All rows of one block in one epoch, sorted: dates, then changes of the index, then asks.
-    fn fold_hash(&mut self, epoch: u64, rows: &[LookupRow]) {
-        for row in rows {
-            match row {
-                LookupRow::Dated(row) if row.change == BlockChange::Stored => self.stored(row, epoch),
-                LookupRow::Dated(_) => {}
-                LookupRow::Changed { key, diff } => self.change(*key, *diff, (epoch, dropped_at(*key, rows))),
-                LookupRow::Ask(ask) => self.ask(ask, epoch),
-            }
-        }
-    }
-
     fn answer(&self, ask: &Ask, oldest: u64) -> Found {
         let mut holders: Vec<(u32, u8)> = Vec::new();
         for holder in self.holders.get(&ask.hash).map_or(&[][..], Vec::as_slice) {
@@ -290,13 +278,18 @@ impl LookupFold {
     }
 }
 
-/// The latest time at which, by the rows of this epoch, the instance dropped the block.
-fn dropped_at(key: CacheKey, rows: &[LookupRow]) -> Option<i64> {
-    let removed = rows.iter().filter_map(|row| match row {
-        LookupRow::Dated(row) if row.change == BlockChange::Removed => Some(row),
-        _ => None,
-    });
-    removed.filter(|row| (row.instance, row.level) == (key.1, key.2)).map(|row| row.at_us).max()
+/// When, by the rows of one epoch, an instance dropped a block: the latest time told.
+fn dropped(rows: &[LookupRow]) -> IntMap<CacheKey, i64> {
+    let mut dropped = IntMap::default();
+    for row in rows {
+        if let LookupRow::Dated(row) = row
+            && row.change == BlockChange::Removed
+        {
+            let latest = dropped.entry((row.hash, row.instance, row.level)).or_insert(row.at_us);
+            *latest = row.at_us.max(*latest);
+        }
+    }
+    dropped
 }
 
 impl EpochFold for LookupFold {
@@ -322,9 +315,24 @@ impl EpochFold for LookupFold {
             }));
             checked.is_ok()
         });
-        rows.sort_unstable_by(|a, b| a.hash().cmp(&b.hash()).then_with(|| a.cmp(b)));
-        for group in rows.chunk_by(|a, b| a.hash() == b.hash()) {
-            self.fold_hash(epoch, group);
+        // Dates, then changes of the index, then asks; within each the order does not matter.
+        for row in rows.iter() {
+            if let LookupRow::Dated(row) = row
+                && row.change == BlockChange::Stored
+            {
+                self.stored(row, epoch);
+            }
+        }
+        let dropped = dropped(rows);
+        for row in rows.iter() {
+            if let LookupRow::Changed { key, diff } = row {
+                self.change(*key, *diff, (epoch, dropped.get(key).copied()));
+            }
+        }
+        for row in rows.iter() {
+            if let LookupRow::Ask(ask) = row {
+                self.ask(ask, epoch);
+            }
         }
         let oldest = epoch.saturating_sub(self.config.settle_epochs);
         while let Some(due) = self.asks.first_entry().filter(|entry| *entry.key() <= epoch) {
