@@ -2,10 +2,11 @@
 //! still to come while an answer runs, and with the predictor's own error (A4).
 //!
 //! Each answer also teaches a curve of its model alone, which predicts for groups that have seen fewer than `min_samples`
-//! answers. Invariant: answers teach in the order of their rows within an epoch, each is predicted and scored before it is
-//! learnt; so any number of workers learns the same to the last bit. An answer that was cut off is scored against where it
+//! answers. Invariant: answers teach in the order of their rows within an epoch, so any number of workers learns the same to
+//! the last bit; each is scored against what was known before its epoch. An answer that was cut off is scored against where it
 //! was cut: more than that was not possible.
-//! Cost: O(n log n) per epoch in its rows; per answer two curves, O(bins) each; per changed group and epoch one more.
+//! Cost: O(n log n) per epoch in its rows; O(1) per answer; per changed group and epoch two curves,
+//! O(bins) each.
 //! State: per group a histogram (`length_histogram`: 2 KiB for answers up to 4096 tokens); at most `max_groups` groups per
 //! worker (at the bound answers of a new group teach their model only, and are reported), at most `max_models` models
 //! (at the bound answers of a new model are refused).
@@ -176,34 +177,33 @@ impl OutputLengthFold {
         true
     }
 
-    /// What is predicted of the answer, before it is learnt.
-    fn claim(&self, keys: [LengthKey; 2], row: &FinishedRow) -> Option<Claim> {
+    /// What is predicted of an answer of the first of `keys`, which are a group's and its model's.
+    fn predict(&self, keys: [LengthKey; 2]) -> Option<LengthPrediction> {
         let known = |key: &&LengthKey| {
             let samples = self.curves.get(key).map_or(0, |curve| curve.histogram.samples());
             samples >= self.config.min_samples.max(1)
         };
-        let curve = self.curves.get(keys.iter().find(known)?)?;
-        let length = curve.histogram.model().predict(0)?;
-        let most = if row.end == End::Capped { f64::from(row.output_tokens) } else { f64::MAX };
-        let interval = ((length.p05 as f64).min(most), (length.p95 as f64).min(most));
-        Some(Claim { mean: length.mean.min(most), interval })
+        self.curves.get(keys.iter().find(known)?)?.histogram.model().predict(0)
     }
 
-    /// Learns one answer; gives the keys it taught.
-    fn learn(&mut self, row: &FinishedRow) -> Vec<LengthKey> {
-        let [own, whole] = keys(row);
-        let claim = self.claim([own, whole], row);
-        let mut taught = Vec::new();
-        for key in [own, whole] {
+    /// Learns one answer of which `length` was predicted.
+    fn learn(&mut self, row: &FinishedRow, length: Option<&LengthPrediction>) {
+        let claim = length.map(|length| claim(length, row));
+        for key in keys(row) {
             let Some(curve) = self.curves.get_mut(&key) else { continue };
             if let Some(claim) = &claim {
                 curve.meter.score(claim, row.output_tokens.into());
             }
             curve.histogram.learn(row.output_tokens, row.end);
-            taught.push(key);
         }
-        taught
     }
+}
+
+/// An answer that was cut off could not become longer than it is.
+fn claim(length: &LengthPrediction, row: &FinishedRow) -> Claim {
+    let most = if row.end == End::Capped { f64::from(row.output_tokens) } else { f64::MAX };
+    let interval = ((length.p05 as f64).min(most), (length.p95 as f64).min(most));
+    Claim { mean: length.mean.min(most), interval }
 }
 
 /// The group's key and the model's.
@@ -226,7 +226,11 @@ impl EpochFold for OutputLengthFold {
         // Malformed rows are reported by `request_distribution`, which reads the same stream.
         rows.retain(|row| TrafficRow::Finished(*row).check().is_ok());
         rows.sort_unstable();
-        let mut taught = Vec::new();
+        let mut predicted = BTreeMap::<LengthKey, Option<LengthPrediction>>::new();
+        for row in rows.iter() {
+            let [own, whole] = keys(row);
+            predicted.entry(own).or_insert_with(|| self.predict([own, whole]));
+        }
         let mut full = BTreeMap::<LengthKey, u64>::new();
         for row in rows.iter() {
             let [own, whole] = keys(row);
@@ -237,8 +241,11 @@ impl EpochFold for OutputLengthFold {
             if !self.has(own) {
                 *full.entry(own).or_default() += 1;
             }
-            taught.extend(self.learn(row));
+            self.learn(row, predicted.get(&own).and_then(Option::as_ref));
         }
+        // Keys that were refused have no curve and are passed over.
+        let mut taught: Vec<LengthKey> = predicted.keys().copied().collect();
+        taught.extend(predicted.keys().map(|key| LengthKey { group: None, ..*key }));
         taught.sort_unstable();
         taught.dedup();
         closed.out.extend(taught.into_iter().filter_map(|key| {

@@ -4,18 +4,19 @@
 //! Invariant: after an epoch, the last running row of a group covers the current window so far and the K - 1 before it,
 //! as of the last epoch in which the group had rows or a window ended; quantiles are within `RELATIVE_ERROR` and half a
 //! unit of the exact ones.
-//! Cost: O(1) per row and one sort of the epoch's rows by group; per changed group and epoch one merge of four sketches;
+//! Cost: O(1) per row; per changed group and epoch one merge of four sketches;
 //! per window end and group K merges.
 //! State: per group at most K + 1 windows of four sketches (at most 12 KiB each, about 2 KiB in practice); at most
 //! `max_keys` groups per worker: at the bound rows of new groups are refused. A group without rows for K windows emits a
 //! row of zeros and is forgotten.
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use differential_dataflow::Hashable;
 use serde::{Deserialize, Serialize};
 use timely::dataflow::StreamVec;
 
 use crate::{
+    IntMap,
     epochs::{Closed, EpochFold, fold_epochs},
     refused::{Input, Refusal, Refused},
     rows::TrafficRow,
@@ -115,6 +116,8 @@ type Key = (u32, u8);
 
 struct Group {
     first_epoch: u64,
+    /// The last epoch with rows.
+    changed: Option<u64>,
     current: TrafficWindow,
     /// Windows before the current one that still count and had rows, oldest first, by index.
     ended: VecDeque<(u64, TrafficWindow)>,
@@ -124,7 +127,13 @@ struct Group {
 
 impl Group {
     fn new(first_epoch: u64) -> Self {
-        Self { first_epoch, current: TrafficWindow::new(), ended: VecDeque::new(), merged: TrafficWindow::new() }
+        Self {
+            first_epoch,
+            changed: None,
+            current: TrafficWindow::new(),
+            ended: VecDeque::new(),
+            merged: TrafficWindow::new(),
+        }
     }
 
     fn running(&self) -> TrafficWindow {
@@ -153,14 +162,14 @@ pub(crate) struct DistributionFold {
     config: DistributionConfig,
     /// Index of the current window.
     window: u64,
-    groups: BTreeMap<Key, Group>,
+    groups: IntMap<Key, Group>,
 }
 
 impl DistributionFold {
     pub(crate) fn new(config: DistributionConfig) -> Self {
         let (window_epochs, windows) = (config.window_epochs.max(1), config.windows.max(1));
         let config = DistributionConfig { window_epochs, windows, ..config };
-        Self { config, window: 0, groups: BTreeMap::new() }
+        Self { config, window: 0, groups: IntMap::default() }
     }
 
     fn last_epoch_of_window(&self) -> u64 {
@@ -202,7 +211,8 @@ impl DistributionFold {
     /// Emits each group's running row and ended window, then opens the next window.
     fn end_window(&mut self, epoch: u64, out: &mut Vec<DistributionRow>) {
         let from = self.window.saturating_mul(self.config.window_epochs);
-        let keys: Vec<Key> = self.groups.keys().copied().collect();
+        let mut keys: Vec<Key> = self.groups.keys().copied().collect();
+        keys.sort_unstable();
         for key in keys {
             let current = self.groups.get(&key).map(|group| group.current.clone()).filter(|window| !window.is_empty());
             out.extend(current.map(|window| self.row(key, (Span::Tumbling, from, epoch), &window)));
@@ -219,14 +229,23 @@ impl DistributionFold {
         self.window += 1;
     }
 
-    /// All rows of one group in one epoch; says whether they were taken.
-    fn fold_group(&mut self, epoch: u64, key: Key, rows: &[TrafficRow]) -> Result<(), Refusal> {
-        if !self.groups.contains_key(&key) && self.groups.len() >= self.config.max_keys {
-            return Err(Refusal::KeysFull { max_keys: self.config.max_keys as u64 });
+    /// Takes rows of groups that are not known yet, in the order of their keys; says which groups there is no room for,
+    /// and how many rows each had.
+    fn open_groups(&mut self, epoch: u64, mut rows: Vec<&TrafficRow>, changed: &mut Vec<Key>) -> Vec<(Key, u64)> {
+        rows.sort_by_key(|row| row.key());
+        let mut full = Vec::new();
+        for group in rows.chunk_by(|a, b| a.key() == b.key()) {
+            let key = group[0].key();
+            if self.groups.len() >= self.config.max_keys {
+                full.push((key, group.len() as u64));
+                continue;
+            }
+            let state = self.groups.entry(key).or_insert_with(|| Group::new(epoch));
+            group.iter().for_each(|row| state.current.add(row));
+            state.changed = Some(epoch);
+            changed.push(key);
         }
-        let group = self.groups.entry(key).or_insert_with(|| Group::new(epoch));
-        rows.iter().for_each(|row| group.current.add(row));
-        Ok(())
+        full
     }
 }
 
@@ -261,15 +280,26 @@ impl EpochFold for DistributionFold {
             closed.refused.extend(checked.err().map(|reason| refused(row.key(), 1, reason)));
             checked.is_ok()
         });
-        rows.sort_unstable_by_key(|row| row.key());
-        let window_ends = epoch == self.last_epoch_of_window();
-        for group in rows.chunk_by(|a, b| a.key() == b.key()) {
-            let key = group[0].key();
-            match self.fold_group(epoch, key, group) {
-                Ok(()) if window_ends => {}
-                Ok(()) => closed.out.extend(self.running_row(key, epoch)),
-                Err(reason) => closed.refused.push(refused(key, group.len() as u64, reason)),
+        let (mut changed, mut unknown) = (Vec::new(), Vec::new());
+        for row in rows.iter() {
+            let Some(group) = self.groups.get_mut(&row.key()) else {
+                unknown.push(row);
+                continue;
+            };
+            group.current.add(row);
+            if group.changed != Some(epoch) {
+                group.changed = Some(epoch);
+                changed.push(row.key());
             }
+        }
+        for (key, rows) in self.open_groups(epoch, unknown, &mut changed) {
+            let reason = Refusal::KeysFull { max_keys: self.config.max_keys as u64 };
+            closed.refused.push(refused(key, rows, reason));
+        }
+        let window_ends = epoch == self.last_epoch_of_window();
+        if !window_ends {
+            changed.sort_unstable();
+            closed.out.extend(changed.into_iter().filter_map(|key| self.running_row(key, epoch)));
         }
         if window_ends {
             self.end_window(epoch, &mut closed.out);

@@ -1,8 +1,17 @@
 //! In turns: the dataflow, then the plain program, each with every batch.
 use std::{cell::RefCell, collections::BTreeMap, hint::black_box, rc::Rc, time::Instant};
 
-use operators::{DistributionConfig, FlowConfig, FlowRows, LoadKey, LoadTotal, Span, ViewChanges, views};
-use timely::worker::Worker;
+use operators::{
+    DistributionConfig, DistributionRow, FlowConfig, FlowRows, LoadKey, LoadTotal, RequestDistribution, Span,
+    ViewChanges, views,
+};
+use timely::{
+    dataflow::{
+        InputHandleVec,
+        operators::{Inspect, Probe},
+    },
+    worker::Worker,
+};
 
 use crate::{
     median,
@@ -48,7 +57,6 @@ struct Case<R, P, C> {
     on_changes: C,
 }
 
-/// The first batch, which loads, is left out of the figures.
 fn alternate<R: Clone + 'static>(
     worker: &mut Worker,
     config: &FlowConfig,
@@ -75,10 +83,7 @@ fn alternate<R: Clone + 'static>(
     while worker.has_dataflows() {
         worker.step();
     }
-    let (dataflow_s, plain_s) = (dataflow_s.split_off(1), plain_s.split_off(1));
-    let ratio = median(plain_s.iter().zip(&dataflow_s).map(|(plain, dataflow)| plain / dataflow).collect());
-    let per_s = |seconds: Vec<f64>| rows as f64 / median(seconds);
-    Compared { name, keys, rows, rows_per_s: per_s(dataflow_s), plain_rows_per_s: per_s(plain_s), ratio }
+    compared(name, (keys, rows), (dataflow_s, plain_s))
 }
 
 fn load(worker: &mut Worker, size: usize, epochs: usize) -> Compared {
@@ -122,25 +127,48 @@ fn cache(worker: &mut Worker, size: usize, epochs: usize) -> Compared {
     compared
 }
 
-/// Windows of ten batches, six of them running.
+/// Windows of ten batches, six of them running; the operator alone, as other operators read the same input.
 fn windows(worker: &mut Worker, size: usize, epochs: usize) -> Compared {
-    let counted = Rc::new(RefCell::new(BTreeMap::new()));
-    let (to, mut plain) = (counted.clone(), PlainWindows::new(10, 6));
-    let on_changes = move |_, changes: ViewChanges| {
-        let running = changes.distribution.into_iter().filter(|row| row.span == Span::Running);
-        to.borrow_mut().extend(running.map(|row| ((row.model, row.tier), row.arrivals + row.finished)));
-    };
-    let distribution = DistributionConfig { window_epochs: 10, windows: 6, ..DistributionConfig::default() };
-    let config = FlowConfig { distribution, ..FlowConfig::default() };
-    let case = Case {
-        name: "request_distribution",
-        keys: 12,
-        batches: traffic_batches(size / 10, epochs),
-        wrap: |traffic| FlowRows { traffic, ..FlowRows::default() },
-        plain: |rows: &[_]| plain.absorb(rows),
-        on_changes,
-    };
-    let compared = alternate(worker, &config, case);
+    let (counted, mut plain) = (Rc::new(RefCell::new(BTreeMap::new())), PlainWindows::new(10, 6));
+    let config = DistributionConfig { window_epochs: 10, windows: 6, ..DistributionConfig::default() };
+    let (mut input, to) = (InputHandleVec::new(), counted.clone());
+    let probe = worker.dataflow::<u64, _, _>(|scope| {
+        let rows = input.to_stream(scope).request_distribution(config).rows;
+        let running = rows.inspect(move |row: &DistributionRow| {
+            if row.span == Span::Running {
+                to.borrow_mut().insert((row.model, row.tier), row.arrivals + row.finished);
+            }
+        });
+        running.probe().0
+    });
+    let (mut dataflow_s, mut plain_s) = (Vec::new(), Vec::new());
+    for (epoch, batch) in traffic_batches(size / 10, epochs).into_iter().enumerate() {
+        let mut rows = batch.clone();
+        let start = Instant::now();
+        input.send_batch(&mut rows);
+        input.advance_to(epoch as u64 + 1);
+        worker.step_while(|| probe.less_than(&(epoch as u64 + 1)));
+        dataflow_s.push(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        black_box(plain.absorb(&batch));
+        plain_s.push(start.elapsed().as_secs_f64());
+    }
+    input.close();
+    while worker.has_dataflows() {
+        worker.step();
+    }
     assert_eq!(counted.borrow().values().sum::<u64>(), plain.counted(), "both must have counted the same rows");
-    compared
+    compared("request_distribution", (12, size / 10), (dataflow_s, plain_s))
+}
+
+/// The first batch, which loads, is left out.
+fn compared(
+    name: &'static str,
+    (keys, rows): (usize, usize),
+    (mut dataflow_s, mut plain_s): (Vec<f64>, Vec<f64>),
+) -> Compared {
+    let (dataflow_s, plain_s) = (dataflow_s.split_off(1), plain_s.split_off(1));
+    let ratio = median(plain_s.iter().zip(&dataflow_s).map(|(plain, dataflow)| plain / dataflow).collect());
+    let per_s = |seconds: Vec<f64>| rows as f64 / median(seconds);
+    Compared { name, keys, rows, rows_per_s: per_s(dataflow_s), plain_rows_per_s: per_s(plain_s), ratio }
 }

@@ -18,6 +18,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
+    // First, while nothing else has taken memory.
+    let soak = soak::ten_days(if quick { 60 } else { 10 });
     let mut results = Vec::new();
     for size in [20_000, 200_000] {
         let epochs = if quick { 21 } else { 101 };
@@ -25,7 +27,6 @@ fn main() {
     }
     let history = paced::history(if quick { 1_000_000 } else { 4_000_000 });
     let paced = paced::paced(200_000, if quick { 3 } else { 10 });
-    let soak = soak::ten_days(if quick { 60 } else { 10 });
     println!(
         r#"{{"bench":"flow","quick":{quick},"optimised":{},"alternate":[{}],"history":{history},"paced":{paced},"soak":{soak}}}"#,
         !cfg!(debug_assertions),

@@ -98,7 +98,7 @@ impl SlowOutputLength {
     pub fn epoch(&mut self, rows: &[FinishedRow]) -> Vec<LengthKey> {
         let mut rows: Vec<_> = rows.iter().filter(|row| TrafficRow::Finished(**row).check().is_ok()).collect();
         rows.sort();
-        let mut changed = Vec::new();
+        let mut learnt = Vec::new();
         for row in rows {
             let prompt_class = match row.prompt_tokens {
                 0..128 => 0,
@@ -114,11 +114,12 @@ impl SlowOutputLength {
             let claim = self.claim(own).or_else(|| self.claim(whole));
             let most = if row.end == End::Capped { f64::from(row.output_tokens) } else { f64::MAX };
             let claim = claim.map(|(mean, low, high)| (mean.min(most), low.min(most), high.min(most)));
-            for key in [own, whole] {
-                self.answers.entry(key).or_default().push(Answer { tokens: row.output_tokens, end: row.end, claim });
-                changed.push(key);
-            }
+            let answer = Answer { tokens: row.output_tokens, end: row.end, claim };
+            learnt.extend([(own, answer), (whole, answer)]);
         }
+        // What was known before the epoch is all that its answers were predicted from.
+        let mut changed: Vec<LengthKey> = learnt.iter().map(|(key, _)| *key).collect();
+        learnt.into_iter().for_each(|(key, answer)| self.answers.entry(key).or_default().push(answer));
         changed.sort();
         changed.dedup();
         changed

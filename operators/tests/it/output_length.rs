@@ -135,7 +135,9 @@ fn what_is_out_already_changes_the_prediction() {
 #[test]
 fn answers_cut_off_are_not_taken_for_short() {
     let rows = (0..400).map(|n| if n % 2 == 0 { answer(200) } else { FinishedRow { end: End::Capped, ..answer(100) } });
-    let row = &learnt(rows.collect())[&LengthKey { model: 0, group: None }];
+    let schedule = (1..).zip(rows.map(|row| vec![row])).collect();
+    let (rows, _) = operate(1, &schedule, OutputLengthConfig::default());
+    let row = rows[&400].iter().find(|row| row.key.group.is_none()).unwrap();
     let length = row.lengths.predict(0).unwrap();
     assert!((200..208).contains(&length.p50) && length.p05 >= 192, "{length:?}");
     assert!(row.error.samples > 300 && row.error.coverage_90 > 0.95, "{:?}", row.error);
