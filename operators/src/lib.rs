@@ -31,6 +31,7 @@ pub mod length_histogram;
 pub mod load_total;
 mod lru_stack;
 mod miss_ratio;
+mod miss_ratio_rows;
 pub mod output_length;
 pub mod prediction;
 pub mod prediction_error;
@@ -68,15 +69,14 @@ pub use least_squares::LinearFit;
 pub use length_histogram::{LengthModel, LengthPrediction};
 pub use load_total::{ATOM_TOKENS, LoadKey, LoadTotal, atom_of};
 pub use miss_ratio::CurvePoint;
+pub use miss_ratio_rows::{CurveGroup, CurveRow};
 pub use output_length::{LengthGroup, LengthKey, OutputLength, OutputLengthConfig, OutputLengthRow, OutputLengths};
 pub use prediction::Prediction;
 pub use prediction_error::PredictionError;
 pub use prefix_index::{PrefixIndex, PrefixIndexConfig, PrefixMatch};
 pub use refused::{Field, Input, Refusal, Refused};
 pub use request_distribution::{DistributionConfig, DistributionRow, Distributions, RequestDistribution, Span};
-pub use reuse_distance::{
-    CurveGroup, CurveRow, Forgetting, ReuseCurves, ReuseDistance, ReuseDistanceConfig, ReuseDistances,
-};
+pub use reuse_distance::{Forgetting, ReuseCurves, ReuseDistance, ReuseDistanceConfig, ReuseDistances};
 pub use rows::{ArrivedRow, End, FinishedRow, KvChange, KvRow, LoadEvent, LoadRow, PromptRow, StepRow, TrafficRow};
 pub use service_time::{
     DecodeWork, PrefillWork, ServiceTime, ServiceTimeConfig, ServiceTimeRow, ServiceTimeStreams, ServiceTimes,

@@ -46,3 +46,39 @@ fn prompts(names: &Names, row: RequestRow, rows: &mut FlowRows) {
         rows.prompts.push(PromptRow { at_us, request, model, tier, tenant, prompt_tokens, block_tokens, hashes });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(prompt_tokens: u32, blocks: Option<Vec<Vec<u64>>>) -> RequestRow {
+        let block_tokens = blocks.is_some().then_some(16);
+        RequestRow {
+            event: "arrived".into(),
+            prompt_tokens,
+            block_tokens,
+            prompt_blocks: blocks,
+            ..RequestRow::default()
+        }
+    }
+
+    /// Scenario: arrivals with one prompt, with three, with one too short for a block, with fewer tokens than their blocks
+    /// claim, and one written before blocks were a column.
+    /// Guarantees: a row for each prompt, whose tokens add up to the request's; the operator takes every row that a sound
+    /// arrival gives, and refuses the unsound one; the old arrival gives none.
+    #[test]
+    fn prompts_share_the_tokens_of_their_request() {
+        let split = |prompt_tokens, blocks| {
+            let (names, mut rows) = (Names::default(), FlowRows::default());
+            prompts(&names, row(prompt_tokens, blocks), &mut rows);
+            let told = rows.prompts.iter().map(|row| (row.prompt_tokens, row.hashes.clone(), row.check().is_ok()));
+            told.collect::<Vec<_>>()
+        };
+        assert_eq!(split(40, Some(vec![vec![1, 2]])), [(40, vec![1, 2], true)]);
+        let three = Some(vec![vec![1, 2], vec![], vec![3]]);
+        assert_eq!(split(70, three), [(32, vec![1, 2], true), (0, vec![], true), (38, vec![3], true)]);
+        assert_eq!(split(9, Some(vec![vec![]])), [(9, vec![], true)]);
+        assert_eq!(split(20, Some(vec![vec![1, 2], vec![3]])), [(20, vec![1, 2], true), (0, vec![3], false)]);
+        assert_eq!(split(40, None), []);
+    }
+}

@@ -1,7 +1,7 @@
 //! `evenkeel bench mrc`: the miss-ratio curve of a trace, beside LRU caches simulated one capacity at a time (SPEC X4).
 //!
-//! Both sides take the same rows in turns, at a tenth of the trace and at all of it: ours gives all capacities at once,
-//! the peer the four that are printed. Hit rates are shares of the prompt tokens; capacities are in the trace's blocks.
+//! Both sides take the same rows in turns: ours gives all capacities at once, the peer the four that are printed. Between
+//! them ours takes the first tenth of the trace ten times, which tells how its cost grows. Hit rates are shares of the prompt tokens; capacities are in the trace's blocks.
 //! Invariant: nothing is forgotten on either side. Memory: the trace.
 
 use std::{
@@ -20,7 +20,9 @@ use super::figures::{median, millis, paired_ratio, print_json, profile};
 use crate::load::trace::{self, BLOCK_TOKENS};
 
 const CAPACITIES: [u64; 3] = [1000, 10_000, 100_000];
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
+/// Turns of the first tenth in a round, so that it takes about as long as the whole.
+const TENTHS: usize = 10;
 
 #[derive(clap::Args)]
 pub struct MrcOptions {
@@ -95,10 +97,9 @@ pub(super) fn run(options: &MrcOptions) -> anyhow::Result<()> {
         seed: options.seed,
         ..exact
     };
-    let tenth = compare(&rows[..rows.len().div_ceil(10)], exact, sampled)?;
     let all = compare(&rows, exact, sampled)?;
     print_curves(&all);
-    let report = report(&rows, &tenth, &all);
+    let report = report(&rows, &all);
     println!(
         "{} blocks: curve {:.1} ms, sampled {:.1} ms, {} simulated caches {:.1} ms; curve over simulated {:.3}",
         report.blocks,
@@ -129,35 +130,55 @@ fn prompt((index, row): (usize, trace::TraceRow)) -> anyhow::Result<PromptRow> {
     })
 }
 
-/// What both sides came to, and the milliseconds of each round.
+/// What both sides came to over the whole trace.
 struct Compared {
-    blocks: u64,
     exact: CurveRow,
     sampled: CurveRow,
     /// Hit tokens without a bound, then at [`CAPACITIES`].
     simulated: Vec<u64>,
-    exact_ms: Vec<f64>,
-    sampled_ms: Vec<f64>,
-    simulated_ms: Vec<f64>,
+    times: Times,
+}
+
+/// Milliseconds of each round; a tenth is the first tenth of the trace, gone through [`TENTHS`] times.
+#[derive(Default)]
+struct Times {
+    exact: Vec<f64>,
+    sampled: Vec<f64>,
+    simulated: Vec<f64>,
+    exact_tenths: Vec<f64>,
+    sampled_tenths: Vec<f64>,
 }
 
 fn compare(rows: &[PromptRow], exact: ReuseDistanceConfig, sampled: ReuseDistanceConfig) -> anyhow::Result<Compared> {
-    let mut compared = None;
-    let (mut exact_ms, mut sampled_ms, mut simulated_ms) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut compared, mut times) = (None, Times::default());
+    let tenth = first_tenth(rows);
+    let tenths = |config| -> anyhow::Result<f64> {
+        let took = (0..TENTHS).map(|_| Ok(curve(tenth, config)?.1)).sum::<anyhow::Result<Duration>>();
+        Ok(millis(took?))
+    };
     for _ in 0..ROUNDS {
+        times.exact_tenths.push(tenths(exact)?);
         let (exact, took) = curve(rows, exact)?;
-        exact_ms.push(millis(took));
+        times.exact.push(millis(took));
+        times.sampled_tenths.push(tenths(sampled)?);
         let (sampled, took) = curve(rows, sampled)?;
-        sampled_ms.push(millis(took));
+        times.sampled.push(millis(took));
         let began = Instant::now();
         let bounds = [None].into_iter().chain(CAPACITIES.map(|capacity| Some(capacity as usize)));
         let simulated: Vec<u64> = bounds.map(|capacity| simulate(rows, capacity)).collect();
-        simulated_ms.push(millis(began.elapsed()));
+        times.simulated.push(millis(began.elapsed()));
         compared = Some((exact, sampled, simulated));
     }
     let (exact, sampled, simulated) = compared.expect("invariant: at least one round");
-    let blocks = rows.iter().map(|row| row.hashes.len() as u64).sum();
-    Ok(Compared { blocks, exact, sampled, simulated, exact_ms, sampled_ms, simulated_ms })
+    Ok(Compared { exact, sampled, simulated, times })
+}
+
+fn first_tenth(rows: &[PromptRow]) -> &[PromptRow] {
+    &rows[..rows.len().div_ceil(10)]
+}
+
+fn blocks(rows: &[PromptRow]) -> u64 {
+    rows.iter().map(|row| row.hashes.len() as u64).sum()
 }
 
 fn curve(rows: &[PromptRow], config: ReuseDistanceConfig) -> anyhow::Result<(CurveRow, Duration)> {
@@ -201,18 +222,19 @@ fn print_curves(all: &Compared) {
     }
 }
 
-fn report(rows: &[PromptRow], tenth: &Compared, all: &Compared) -> Report {
-    let ([infinite, a, b, c], sampled) = (rates(&all.exact), rates(&all.sampled));
+fn report(rows: &[PromptRow], all: &Compared) -> Report {
+    let ([infinite, a, b, c], sampled, times) = (rates(&all.exact), rates(&all.sampled), &all.times);
     let simulated = |index: usize| all.simulated[index] as f64 / all.exact.prompt_tokens.max(1) as f64;
+    let (tenths, whole) = (TENTHS as u64 * blocks(first_tenth(rows)), blocks(rows));
     let ns_per_block = |ms: &[f64], blocks: u64| median(ms).map(|ms| ms * 1e6 / blocks.max(1) as f64);
-    let growth = |tenth_ms: &[f64], all_ms: &[f64]| {
-        Some(ns_per_block(all_ms, all.blocks)? / ns_per_block(tenth_ms, tenth.blocks)?)
+    let growth = |tenths_ms: &[f64], whole_ms: &[f64]| {
+        paired_ratio(whole_ms, tenths_ms).map(|ratio| ratio * tenths as f64 / whole.max(1) as f64)
     };
     Report {
         bench: "mrc",
         profile: profile(),
         requests: rows.len(),
-        blocks: all.blocks,
+        blocks: whole,
         blocks_unique: all.exact.blocks,
         hit_infinite: infinite.0,
         hit_lru_1000: a.0,
@@ -233,14 +255,14 @@ fn report(rows: &[PromptRow], tenth: &Compared, all: &Compared) -> Report {
         sampled_error_lru_10000: sampled[2].1,
         sampled_error_lru_100000: sampled[3].1,
         curve_capacities: all.exact.points.len(),
-        curve_ms: median(&all.exact_ms),
-        sampled_ms: median(&all.sampled_ms),
-        simulated_ms: median(&all.simulated_ms),
-        curve_over_simulated_ratio: paired_ratio(&all.exact_ms, &all.simulated_ms),
-        sampled_over_simulated_ratio: paired_ratio(&all.sampled_ms, &all.simulated_ms),
-        curve_ns_per_block_tenth: ns_per_block(&tenth.exact_ms, tenth.blocks),
-        curve_ns_per_block: ns_per_block(&all.exact_ms, all.blocks),
-        curve_cost_growth_ratio: growth(&tenth.exact_ms, &all.exact_ms),
-        sampled_cost_growth_ratio: growth(&tenth.sampled_ms, &all.sampled_ms),
+        curve_ms: median(&times.exact),
+        sampled_ms: median(&times.sampled),
+        simulated_ms: median(&times.simulated),
+        curve_over_simulated_ratio: paired_ratio(&times.exact, &times.simulated),
+        sampled_over_simulated_ratio: paired_ratio(&times.sampled, &times.simulated),
+        curve_ns_per_block_tenth: ns_per_block(&times.exact_tenths, tenths),
+        curve_ns_per_block: ns_per_block(&times.exact, whole),
+        curve_cost_growth_ratio: growth(&times.exact_tenths, &times.exact),
+        sampled_cost_growth_ratio: growth(&times.sampled_tenths, &times.sampled),
     }
 }
