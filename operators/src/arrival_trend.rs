@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use differential_dataflow::Hashable;
+use serde::{Deserialize, Serialize};
 use timely::dataflow::{StreamVec, operators::vec::Map};
 
 use crate::{
@@ -56,7 +57,7 @@ impl Default for ArrivalTrendConfig {
 }
 
 /// One model at the end of a period.
-#[derive(Clone, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct ArrivalTrendRow {
     /// The last epoch of the period.
     pub epoch: u64,

@@ -8,10 +8,12 @@
 //! copy of the season. State: 8 bytes per period of a season and about ten numbers.
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::prediction::Prediction;
 
 /// How fast each part follows.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct TrendGains {
     /// α: within 0..=1.
     pub level: f64,
@@ -32,7 +34,7 @@ impl Default for TrendGains {
 }
 
 /// What was learnt, to forecast from. Copies share the season.
-#[derive(Clone, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Trend {
     pub gains: TrendGains,
     /// Count per period without season, as of the last period.
@@ -40,6 +42,7 @@ pub struct Trend {
     /// Its growth per period.
     pub slope: f64,
     /// Deviation of each period of a season; empty where there is none.
+    #[serde(with = "crate::on_the_wire::shared")]
     pub season: Arc<[f64]>,
     /// Place in the season of the next period.
     pub place: usize,

@@ -6,6 +6,7 @@
 //! takes nothing and says so: advance, or hold the rows back), at most `max_ahead` epochs ahead.
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use timely::dataflow::{InputHandleVec, Scope};
 
 use crate::{
@@ -33,7 +34,7 @@ impl Default for FeedConfig {
 }
 
 /// Rows of one epoch, by input.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRows {
     pub load: Vec<LoadRow>,
     pub kv: Vec<KvRow>,

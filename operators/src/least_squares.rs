@@ -6,17 +6,21 @@
 //! squared coefficients: that only decides between fits the data cannot tell apart. The noise is the mean, weighted alike,
 //! of each sample's squared error before it was learnt over its predicted variance in units of noise.
 //! Cost: per sample N² sums and one inversion of an N × N matrix. State: N² + N + 5 numbers.
+use serde::{Deserialize, Serialize};
+
 use crate::prediction::Prediction;
 
 /// Share of the total weight added to the diagonal; columns should be scaled to about 1.
 pub const RIDGE: f64 = 1e-8;
 
 /// What was learnt, to predict from.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct LinearFit<const N: usize> {
     pub samples: u64,
+    #[serde(with = "crate::on_the_wire::numbers")]
     pub coefficients: [f64; N],
     /// Covariance of the coefficients, in units of `noise`.
+    #[serde(with = "crate::on_the_wire::matrix")]
     pub covariance: [[f64; N]; N],
     /// Variance of one sample around the fit.
     pub noise: f64,

@@ -8,6 +8,8 @@
 //! [`BINS_MAX`].
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::rows::{End, MAX_TOKENS};
 
 /// Bins of one token each.
@@ -48,11 +50,12 @@ pub struct LengthPrediction {
 /// A survival curve to predict from. Copies share it.
 ///
 /// Where answers were cut off, nothing is known beyond the longest one: means and quantiles end there.
-#[derive(Clone, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct LengthModel {
     /// Answers seen.
     pub samples: u64,
     /// Share of answers at least as long as each bin's first length, and one number for the end of the last bin.
+    #[serde(with = "crate::on_the_wire::shared")]
     survival: Arc<[f64]>,
 }
 

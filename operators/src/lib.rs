@@ -32,6 +32,7 @@ pub mod load_total;
 mod lru_stack;
 mod miss_ratio;
 mod miss_ratio_rows;
+mod on_the_wire;
 pub mod output_length;
 pub mod prediction;
 pub mod prediction_error;
@@ -84,7 +85,7 @@ pub use service_time::{
 pub use session_activity::{SessionActivity, SessionConfig, SessionRow, Sessions};
 pub use step_regression::StepFit;
 pub use traffic_window::{Quantiles, RELATIVE_ERROR};
-pub use views::{FlowConfig, FlowHandles, ViewChanges};
+pub use views::{FlowConfig, FlowHandles, Gather, ViewChanges};
 
 /// Maps keyed by integers. The hashing is fixed, so that a run can be repeated.
 pub(crate) type IntMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::FixedState>;

@@ -68,7 +68,7 @@ impl Default for OutputLengthConfig {
 }
 
 /// One group, or model, as of an epoch in which answers ended.
-#[derive(Clone, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct OutputLengthRow {
     pub epoch: u64,
     pub key: LengthKey,

@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 use differential_dataflow::Hashable;
+use serde::{Deserialize, Serialize};
 use timely::dataflow::StreamVec;
 
 use crate::{
@@ -86,7 +87,7 @@ pub struct DecodeWork {
 /// assert!(seconds.within(0.1) > 0.99 && seconds.within(0.08) < 0.01);
 /// assert_eq!(time.decode(&DecodeWork::default()), None);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct ServiceTime {
     /// Seconds by step, 256 prompt tokens, those times 4096 tokens of context, and 16 sequences beside.
     pub prefill: Option<LinearFit<4>>,
@@ -156,7 +157,7 @@ pub(crate) fn lesson(row: &StepRow) -> Option<(Lesson, f64)> {
 }
 
 /// One shape as of an epoch in which it stepped.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct ServiceTimeRow {
     pub epoch: u64,
     pub shape: u32,

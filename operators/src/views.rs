@@ -7,12 +7,13 @@
 //! Cost: one sort per epoch of what changed. State: the changes of epochs not yet closed.
 use std::{cell::Cell, collections::BTreeMap, rc::Rc};
 
-use differential_dataflow::VecCollection;
+use differential_dataflow::{AsCollection, VecCollection};
+use serde::{Deserialize, Serialize};
 use timely::{
     dataflow::{
         StreamVec,
         channels::pact::Pipeline,
-        operators::{Concat, generic::builder_rc::OperatorBuilder},
+        operators::{Concat, Exchange, generic::builder_rc::OperatorBuilder},
     },
     worker::Worker,
 };
@@ -28,6 +29,17 @@ use crate::{
     inputs::{FeedConfig, FlowInputs},
     rows::{KvRow, LoadRow, PromptRow, StepRow, TrafficRow},
 };
+
+/// Where a worker's changes are handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gather {
+    /// On the worker that has the key.
+    #[default]
+    Stay,
+    /// All on worker 0: for dataflows over several processes, where one process reads the views. Costs one exchange of what
+    /// changed.
+    ToFirst,
+}
 
 /// Bounds and windows of everything on a worker.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +58,7 @@ pub struct FlowConfig {
     pub service_time: ServiceTimeConfig,
     pub output_length: OutputLengthConfig,
     pub arrival_trend: ArrivalTrendConfig,
+    pub gather: Gather,
 }
 
 /// The inputs of a dataflow under construction.
@@ -81,8 +94,30 @@ pub struct ViewStreams<'scope> {
     pub refused: StreamVec<'scope, u64, Refused>,
 }
 
+impl ViewStreams<'_> {
+    /// Everything on worker 0.
+    fn gathered(self) -> Self {
+        Self {
+            totals: self.totals.inner.exchange(|_| 0).as_collection(),
+            blocks: self.blocks.inner.exchange(|_| 0).as_collection(),
+            health: self.health.exchange(|_| 0),
+            distribution: self.distribution.exchange(|_| 0),
+            sessions: self.sessions.exchange(|_| 0),
+            instances: self.instances.exchange(|_| 0),
+            curves: self.curves.exchange(|_| 0),
+            funnel: self.funnel.exchange(|_| 0),
+            funnel_windows: self.funnel_windows.exchange(|_| 0),
+            diagnosis: self.diagnosis.exchange(|_| 0),
+            service_times: self.service_times.exchange(|_| 0),
+            output_lengths: self.output_lengths.exchange(|_| 0),
+            arrival_trends: self.arrival_trends.exchange(|_| 0),
+            refused: self.refused.exchange(|_| 0),
+        }
+    }
+}
+
 /// What changed in one epoch, for the keys of one worker; each list is sorted.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ViewChanges {
     /// Everything up to this epoch is complete.
     pub epoch: u64,
@@ -141,7 +176,8 @@ impl FlowHandles {
 type Closed = Rc<Cell<Option<u64>>>;
 
 /// Builds the dataflow on a worker; every worker must, in the same order as its other dataflows. `on_changes` gets the
-/// worker's index and each closed epoch's changes, on the worker's thread.
+/// worker's index and each closed epoch's changes, on the worker's thread. A worker that rows never enter at may drop its
+/// inputs at once: those of the others then say how far time is.
 ///
 /// ```
 /// use operators::{FlowConfig, FlowRows, LoadRow, views};
@@ -167,7 +203,11 @@ pub fn build(
     let (index, closed) = (worker.index(), Closed::default());
     let inputs = worker.dataflow_named("Views", |scope| {
         let (inputs, streams) = FlowInputs::new(scope, config.feed);
-        deliver(wire(streams, config), closed.clone(), (index, on_changes));
+        let mut outputs = wire(streams, config);
+        if config.gather == Gather::ToFirst {
+            outputs = outputs.gathered();
+        }
+        deliver(outputs, closed.clone(), (index, on_changes));
         inputs
     });
     FlowHandles { inputs, closed }

@@ -22,7 +22,7 @@ mod funnel;
 mod replay;
 
 pub use funnel::{DiagnosisRow, FunnelRow, FunnelWindowRow};
-pub use replay::{EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow};
+pub use replay::{EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow};
 mod mrc;
 
 pub use mrc::MrcRow;

@@ -91,6 +91,10 @@ impl Server {
         panic!("the server did not get ready: {}", self.log());
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it wrote to stderr.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("serve.log")).unwrap_or_default()

@@ -7,8 +7,8 @@ use std::{
 
 use operators::{
     ArrivedRow, AskedRow, DecidedRow, EndedRow, FeedConfig, FeedError, FlowConfig, FlowRows, FunnelPart, FunnelRow,
-    Input, KvChange, KvRow, LoadEvent, LoadRow, LoadTotal, PrefixIndex, PrefixIndexConfig, PromptRow, Refusal, StepRow,
-    TrafficRow, ViewChanges,
+    Gather, Input, KvChange, KvRow, LoadEvent, LoadRow, LoadTotal, PrefixIndex, PrefixIndexConfig, PromptRow, Refusal,
+    StepRow, TrafficRow, ViewChanges,
     reference::{
         atom_load::SlowAtomLoad, cache_index::SlowCacheIndex, instance_state::SlowInstanceState,
         request_distribution::SlowRequestDistribution, reuse_distance::SlowReuseDistance,
@@ -364,5 +364,34 @@ fn driven_from_another_thread() {
     for worker in 0..2 {
         let mine: Vec<u64> = delivered.iter().filter(|(at, _)| *at == worker).map(|(_, c)| c.epoch).collect();
         assert!(mine.is_sorted_by(|a, b| a < b) && mine.last() == Some(&19), "worker {worker}: {mine:?}");
+    }
+}
+
+/// Scenario: rows enter at worker 0 alone, the others drop their inputs at once, and all changes are gathered; 1, 2 and 4
+/// workers.
+/// Guarantees: worker 0 hands out what one worker alone would, epoch by epoch; the others hand out nothing but time.
+#[test]
+fn gathered_changes_are_those_of_one_worker() {
+    let run_gathered = |workers| {
+        let mut delivered = run(workers, |worker, delivered| {
+            let config = FlowConfig { gather: Gather::ToFirst, ..FlowConfig::default() };
+            let mut flow = build(worker, &config, delivered);
+            if worker.index() > 0 {
+                return;
+            }
+            for epoch in 0..30 {
+                flow.inputs.send(&mut rows_of(epoch)).unwrap();
+                flow.inputs.advance(epoch + 1).unwrap();
+                worker.step();
+            }
+        });
+        assert!(delivered.iter().all(|(worker, changes)| *worker == 0 || changes.is_empty()));
+        delivered.retain(|(_, changes)| !changes.is_empty());
+        delivered
+    };
+    let alone = run_gathered(1);
+    assert_eq!(alone.len(), 30);
+    for workers in [2, 4] {
+        assert_eq!(run_gathered(workers), alone, "{workers} workers");
     }
 }

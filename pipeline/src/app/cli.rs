@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     config::{self, Overrides},
+    dataflow::{self, cluster::KeeperOptions},
     load::{self, LoadOptions},
     models::{Catalogue, PullRequest, progress, pull},
     replay::{self, ReplayOptions},
@@ -31,6 +32,11 @@ enum Command {
     Serve(ServeArgs),
     /// Run one worker (started by `serve`)
     Worker(WorkerOptions),
+    /// Keep one process of a dataflow over several hosts running; the first is the server's own
+    Dataflow(KeeperOptions),
+    /// The body of such a process (started by `serve` and `dataflow`)
+    #[command(hide = true)]
+    DataflowProcess,
     /// Fetch and list model files
     #[command(subcommand)]
     Models(Models),
@@ -86,6 +92,12 @@ struct ServeArgs {
     /// Address of Arrow Flight
     #[arg(long)]
     flight_listen: Option<SocketAddr>,
+    /// Run the dataflow over this many processes of this machine
+    #[arg(long)]
+    timely_processes: Option<usize>,
+    /// File with the addresses of the dataflow's processes, one a line; this server starts the first
+    #[arg(long)]
+    timely_hosts: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -127,6 +139,8 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Serve(args) => serve::run(args.load()?),
         Command::Worker(options) => Ok(worker::process::run(options)?),
+        Command::Dataflow(options) => dataflow::cluster::keep(&options),
+        Command::DataflowProcess => Ok(dataflow::cluster::run_process()?),
         Command::Models(Models::Pull { name, from }) => {
             let config = config::load(None, Overrides::default())?;
             let entry = Catalogue::embedded().find(&name)?;
@@ -163,7 +177,9 @@ impl ServeArgs {
             .set("model.variants", Some(self.variants).filter(|variants| !variants.is_empty()))
             .set("server.listen", self.listen)
             .set("server.data_dir", self.data_dir)
-            .set("server.flight_listen", self.flight_listen);
+            .set("server.flight_listen", self.flight_listen)
+            .set("dataflow.processes", self.timely_processes)
+            .set("dataflow.hosts_file", self.timely_hosts);
         Ok(config::load(self.config.as_deref(), overrides)?)
     }
 }

@@ -104,9 +104,10 @@ impl Plant {
         };
         let tables = Arc::new(LiveTables::new(config.bus.live_rows));
         let clock: BusClock = Arc::new(|| WallClock.now());
+        let reader = log.as_ref().map(LogWriter::reader);
         let (bus, guard) = Bus::start(&config.bus, log, tables.clone(), clock.clone())?;
         let flow = match config.dataflow.mode {
-            Mode::On => Some(Dataflow::start(&config.dataflow, &bus, clock)?),
+            Mode::On => Some(Dataflow::start(&config.dataflow, &bus, (reader, clock))?),
             Mode::Off => None,
         };
         let directory = Arc::new(InstanceDirectory::default());

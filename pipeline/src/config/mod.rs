@@ -154,6 +154,8 @@ pub struct Log {
 pub struct Dataflow {
     pub mode: Mode,
     pub workers: usize,
+    pub processes: usize,
+    pub hosts_file: PathBuf,
     #[serde(with = "humantime_serde")]
     pub epoch: Duration,
     #[serde(with = "humantime_serde")]

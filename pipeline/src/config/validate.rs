@@ -39,6 +39,7 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     require(config.bus.subscriber_batches >= 1, "bus.subscriber_batches", config.bus.subscriber_batches, "at least 1")?;
     let d = &config.dataflow;
     require((1..=64).contains(&d.workers), "dataflow.workers", d.workers, "1 to 64")?;
+    require((1..=64).contains(&d.processes), "dataflow.processes", d.processes, "1 to 64")?;
     require(
         d.epoch.as_millis() >= 1 && d.epoch <= d.stale_after,
         "dataflow.epoch",

@@ -12,11 +12,14 @@ use queries::Topic;
 use crate::{
     bus::{Bus, Published},
     ids::Micros,
-    rows::EpochRow,
+    rows::{EPOCH_TOPICS, EpochRow},
 };
 
 /// Rows kept while the bus is full; at the default epoch a minute and a half.
 const PENDING_MAX: usize = 1024;
+
+/// A further topic needs its range in the row (`EpochRow::ranges`) and here.
+const _: () = assert!(super::feed::TOPICS.len() == EPOCH_TOPICS, "a range for each topic the dataflow reads");
 
 /// See the module.
 #[derive(Debug)]
@@ -25,7 +28,7 @@ pub struct EpochLog {
     /// The open epoch's ranges; `epoch` and `at` are set when it closes.
     open: EpochRow,
     has_rows: bool,
-    is_placed: [bool; 3],
+    is_placed: [bool; EPOCH_TOPICS],
     pending: VecDeque<EpochRow>,
 }
 
@@ -33,7 +36,8 @@ impl EpochLog {
     /// Of a dataflow whose epoch 0 starts at `flow_start`.
     pub fn start(bus: Bus, flow_start: Micros, epoch_us: i64) -> EpochLog {
         let open = EpochRow { at: flow_start, flow_start, epoch_us, ..EpochRow::default() };
-        let mut log = EpochLog { bus, open, has_rows: false, is_placed: [false; 3], pending: VecDeque::from([open]) };
+        let mut log =
+            EpochLog { bus, open, has_rows: false, is_placed: [false; EPOCH_TOPICS], pending: VecDeque::from([open]) };
         log.publish();
         log
     }
@@ -45,6 +49,8 @@ impl EpochLog {
             Topic::Requests => (0, &mut open.requests_from, &mut open.requests_to),
             Topic::EngineSteps => (1, &mut open.engine_steps_from, &mut open.engine_steps_to),
             Topic::KvEvents => (2, &mut open.kv_events_from, &mut open.kv_events_to),
+            Topic::Decisions => (3, &mut open.decisions_from, &mut open.decisions_to),
+            Topic::Instances => (4, &mut open.instances_from, &mut open.instances_to),
             _ => return,
         };
         if !std::mem::replace(&mut self.is_placed[place], true) {
@@ -64,8 +70,16 @@ impl EpochLog {
             self.open.requests_from = self.open.requests_to;
             self.open.engine_steps_from = self.open.engine_steps_to;
             self.open.kv_events_from = self.open.kv_events_to;
+            self.open.decisions_from = self.open.decisions_to;
+            self.open.instances_from = self.open.instances_to;
         }
         self.publish();
+    }
+
+    /// Epochs that may not be in the log yet, the open one, `epoch`, with its rows so far.
+    pub fn unlogged(&self, epoch: u64) -> Vec<EpochRow> {
+        let open = EpochRow { epoch, ..self.open };
+        self.pending.iter().copied().chain(self.has_rows.then_some(open)).collect()
     }
 
     /// Never waits: the feeder empties a subscription of the same bus.

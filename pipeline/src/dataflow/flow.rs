@@ -1,40 +1,32 @@
-//! Timely workers on threads of their own, fed from the bus and advanced by the clock.
+//! The dataflow's feeder: from the bus to timely workers, and the clock that closes epochs.
 //!
 //! bus → (bounded subscription) → feeder thread → (bounded queue per worker, waits when full) → worker → `FlowViews`
 //!
 //! The feeder owns the clock's ticks: an epoch is closed when its time has passed and every row received before that was
 //! handed on; which rows came in it is a row of `epochs`, so that a replay closes the same epochs (SPEC X2). Rows enter at
-//! worker 0 and are exchanged by key inside. Cost: one message per batch and one per worker and epoch. State:
-//! [`QUEUE_MESSAGES`] messages per worker.
+//! worker 0 and are exchanged by key inside. The workers are threads here (`threads`) or processes of their own (`cluster`).
+//! Cost: O(rows) to give them integer keys. State: that of the feed, and of the workers' queues.
 
-use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use operators::{
     ArrivalTrendConfig, AtomLoadConfig, CacheIndexConfig, DiagnosisConfig, DistributionConfig, FlowConfig, FlowRows,
-    Forgetting, FunnelConfig, FunnelWindowConfig, PrefixIndexConfig, ReuseDistanceConfig, SessionConfig, views::build,
+    Forgetting, FunnelConfig, FunnelWindowConfig, PrefixIndexConfig, ReuseDistanceConfig, SessionConfig,
 };
-use timely::{CommunicationConfig, WorkerConfig, worker::Worker};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TryRecvError;
 
 use super::{
+    cluster::{ChildCommand, Notice, Parts, Seat},
     epoch_log::EpochLog,
     feed::{Feed, Names, TOPICS},
+    threads::{Guards, Message, Port, spawn_workers},
     views::FlowViews,
 };
 use crate::{
-    bus::{Bus, Clock, Published, Subscription},
+    bus::{Bus, Clock, LogReader, Published, Subscription},
     config,
     rows::FaultRow,
 };
-
-/// Messages on their way to one timely worker; the feeder, and behind it the bus, waits at the bound.
-const QUEUE_MESSAGES: usize = 256;
-/// Longest sleep of an idle worker; messages wake it.
-const PARK: Duration = Duration::from_millis(100);
 
 /// The dataflow could not start.
 #[derive(Debug, thiserror::Error)]
@@ -45,11 +37,6 @@ pub enum FlowError {
     Thread(#[from] std::io::Error),
 }
 
-enum Message {
-    Rows(FlowRows),
-    Advance(u64),
-}
-
 /// A running dataflow. Dropping it ends the workers once the bus has ended the subscription.
 pub struct Dataflow {
     views: Arc<FlowViews>,
@@ -57,8 +44,12 @@ pub struct Dataflow {
 }
 
 impl Dataflow {
-    /// Subscribes to the bus and starts the workers.
-    pub fn start(config: &config::Dataflow, bus: &Bus, clock: Clock) -> Result<Self, FlowError> {
+    /// Subscribes to the bus and starts the workers: threads, or processes, which come back from the log.
+    pub fn start(
+        config: &config::Dataflow,
+        bus: &Bus,
+        (log, clock): (Option<LogReader>, Clock),
+    ) -> Result<Self, FlowError> {
         let epoch_us = config.epoch.as_micros() as i64;
         let origin = clock() / epoch_us * epoch_us;
         let names = Names::default();
@@ -68,24 +59,40 @@ impl Dataflow {
             seed: rand::random(),
             ..PrefixIndexConfig::default()
         };
-        let views = Arc::new(FlowViews::new(config.workers, prefixes, names.clone(), (origin, epoch_us)));
-        let (ports, receivers): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| Port::new()).unzip();
-        let guards = spawn_workers(config, receivers, &ports, views.clone())?;
+        let is_cluster = config.processes > 1 || !config.hosts_file.as_os_str().is_empty();
+        // Over processes all changes come by way of one worker.
+        let tellers = if is_cluster { 1 } else { config.workers };
+        let views = Arc::new(FlowViews::new(tellers, prefixes, names.clone(), (origin, epoch_us)));
+        let (outlet, guards) = if is_cluster {
+            let parts = Parts {
+                bus: bus.clone(),
+                log,
+                views: views.clone(),
+                names: names.clone(),
+                clock: clock.clone(),
+                flow_start: origin,
+            };
+            (Outlet::Processes(Box::new(Seat::new(config, ChildCommand::own()?, parts))), None)
+        } else {
+            let (ports, receivers): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| Port::new()).unzip();
+            let guards = spawn_workers(config, receivers, &ports, views.clone())?;
+            (Outlet::Threads(ports), Some(guards))
+        };
         let feeder = Feeder {
             subscription: bus.subscribe(&TOPICS),
             bus: bus.clone(),
             feed: Feed::new(names, config.open_requests_max),
-            ports,
+            outlet,
             clock,
             epochs: EpochLog::start(bus.clone(), origin, epoch_us),
             origin,
             epoch_us,
             open: 0,
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = thread::Builder::new().name("dataflow-feed".into()).spawn(move || {
             runtime.block_on(feeder.run());
-            for result in guards.join() {
+            for result in guards.into_iter().flat_map(Guards::join) {
                 if let Err(panic) = result {
                     tracing::error!(%panic, "a dataflow worker died");
                 }
@@ -106,25 +113,19 @@ impl Dataflow {
     }
 }
 
-/// The sending end of one worker's queue, and the means to wake the worker.
-struct Port {
-    messages: mpsc::Sender<Message>,
-    thread: Arc<OnceLock<thread::Thread>>,
+/// Where rows go.
+enum Outlet {
+    Threads(Vec<Port>),
+    Processes(Box<Seat>),
 }
 
-impl Port {
-    fn new() -> (Self, mpsc::Receiver<Message>) {
-        let (messages, receiver) = mpsc::channel(QUEUE_MESSAGES);
-        (Self { messages, thread: Arc::default() }, receiver)
-    }
-
-    /// False if the worker is gone.
-    async fn send(&self, message: Message) -> bool {
-        let sent = self.messages.send(message).await.is_ok();
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
+impl Outlet {
+    /// What the processes have to say; threads say nothing.
+    async fn step(&mut self) -> Notice {
+        match self {
+            Outlet::Threads(_) => std::future::pending().await,
+            Outlet::Processes(seat) => seat.step().await,
         }
-        sent
     }
 }
 
@@ -133,7 +134,7 @@ struct Feeder {
     bus: Bus,
     feed: Feed,
     epochs: EpochLog,
-    ports: Vec<Port>,
+    outlet: Outlet,
     clock: Clock,
     origin: i64,
     epoch_us: i64,
@@ -145,9 +146,16 @@ impl Feeder {
         let mut tick = tokio::time::interval(Duration::from_micros(self.epoch_us as u64));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            if matches!(&self.outlet, Outlet::Processes(seat) if seat.is_reading()) {
+                if self.read_on().await {
+                    continue;
+                }
+                break;
+            }
             let is_alive = tokio::select! {
                 biased;
                 _ = tick.tick() => self.advance().await,
+                notice = self.outlet.step() => self.heed(&notice),
                 published = self.subscription.recv() => match published {
                     Some(published) => self.hand_on(published).await,
                     None => false,
@@ -157,14 +165,43 @@ impl Feeder {
                 break;
             }
         }
-        let threads: Vec<_> = self.ports.iter().filter_map(|port| port.thread.get().cloned()).collect();
-        drop(self.ports);
-        threads.iter().for_each(thread::Thread::unpark);
+        if let Outlet::Threads(ports) = self.outlet {
+            let threads: Vec<_> = ports.iter().filter_map(Port::thread).collect();
+            drop(ports);
+            threads.iter().for_each(thread::Thread::unpark);
+        }
+    }
+
+    /// One part of the log, then what has come meanwhile. False at the end of the bus.
+    async fn read_on(&mut self) -> bool {
+        let notice = self.outlet.step().await;
+        self.heed(&notice);
+        loop {
+            match self.subscription.try_recv() {
+                Ok(published) => drop(self.hand_on(published).await),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+        // Lets the task that reads the answers run.
+        tokio::task::yield_now().await;
+        self.advance().await
+    }
+
+    fn heed(&mut self, notice: &Notice) -> bool {
+        if let (Notice::Behind, Outlet::Processes(seat)) = (notice, &mut self.outlet) {
+            seat.catch_up(self.epochs.unlogged(self.open));
+        }
+        true
     }
 
     async fn hand_on(&mut self, published: Published) -> bool {
-        let mut rows = FlowRows::default();
         self.epochs.came(&published);
+        if let Outlet::Processes(seat) = &mut self.outlet {
+            seat.came(published).await;
+            return true;
+        }
+        let mut rows = FlowRows::default();
         if let Err(error) = self.feed.take(&published, &mut rows) {
             self.report("malformed_batch", format!("{}: {error}", published.topic.name()));
             return true;
@@ -179,7 +216,14 @@ impl Feeder {
         }
         self.epochs.close(self.open, (self.clock)());
         self.open = epoch;
-        for worker in 0..self.ports.len() {
+        let workers = match &mut self.outlet {
+            Outlet::Threads(ports) => ports.len(),
+            Outlet::Processes(seat) => {
+                seat.closed(epoch).await;
+                0
+            }
+        };
+        for worker in 0..workers {
             if !self.send(worker, Message::Advance(epoch)).await {
                 return false;
             }
@@ -189,7 +233,8 @@ impl Feeder {
 
     /// False if the worker is gone, which is a row.
     async fn send(&self, worker: usize, message: Message) -> bool {
-        let is_alive = self.ports[worker].send(message).await;
+        let Outlet::Threads(ports) = &self.outlet else { return true };
+        let is_alive = ports[worker].send(message).await;
         if !is_alive {
             let detail = format!("dataflow worker {worker} is gone; views are stale from now on");
             self.report("worker_died", detail);
@@ -204,30 +249,6 @@ impl Feeder {
         let _ =
             self.bus.try_publish(FaultRow { at, component: "dataflow".into(), kind: kind.into(), detail, count: 1 });
     }
-}
-
-type Guards = timely::communication::WorkerGuards<()>;
-
-fn spawn_workers(
-    config: &config::Dataflow,
-    receivers: Vec<mpsc::Receiver<Message>>,
-    ports: &[Port],
-    views: Arc<FlowViews>,
-) -> Result<Guards, FlowError> {
-    let flow = flow_config(config);
-    let communication =
-        if config.workers == 1 { CommunicationConfig::Thread } else { CommunicationConfig::Process(config.workers) };
-    let receivers = Mutex::new(receivers.into_iter().map(Some).collect::<Vec<_>>());
-    let threads: Vec<_> = ports.iter().map(|port| port.thread.clone()).collect();
-    timely::execute(timely::Config { communication, worker: WorkerConfig::default() }, move |worker| {
-        let index = worker.index();
-        let taken = receivers.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
-        let receiver = taken.expect("invariant: each worker starts once");
-        let _ = threads[index].set(thread::current());
-        let views = views.clone();
-        work(worker, &flow, receiver, move |worker, changes| views.take(worker, changes));
-    })
-    .map_err(FlowError::Timely)
 }
 
 /// What the operators are configured with.
@@ -294,49 +315,3 @@ fn reuse_config(config: &config::Dataflow) -> ReuseDistanceConfig {
 
 /// The running distribution and the miss-ratio curve are merged from this many tumbling windows.
 const WINDOWS: u64 = 6;
-
-fn work(
-    worker: &mut Worker,
-    flow: &FlowConfig,
-    mut receiver: mpsc::Receiver<Message>,
-    on_changes: impl FnMut(usize, operators::ViewChanges) + 'static,
-) {
-    let mut flow = build(worker, flow, on_changes);
-    loop {
-        let mut budget = QUEUE_MESSAGES;
-        let is_open = loop {
-            match receiver.try_recv() {
-                Ok(message) => take(worker, &mut flow.inputs, message),
-                Err(mpsc::error::TryRecvError::Empty) => break true,
-                Err(mpsc::error::TryRecvError::Disconnected) => break false,
-            }
-            budget -= 1;
-            if budget == 0 {
-                break true;
-            }
-        };
-        if !is_open {
-            break;
-        }
-        worker.step_or_park(Some(if budget == 0 { Duration::ZERO } else { PARK }));
-    }
-}
-
-/// Takes rows of the open epoch in. Full: it holds as many rows as it may; closing it makes room at the cost of a finer epoch.
-pub fn take_rows(worker: &mut Worker, inputs: &mut operators::FlowInputs, mut rows: FlowRows) {
-    while inputs.send(&mut rows).is_err() {
-        let next = inputs.open() + 1;
-        if inputs.advance(next).is_err() {
-            break;
-        }
-        worker.step();
-    }
-}
-
-fn take(worker: &mut Worker, inputs: &mut operators::FlowInputs, message: Message) {
-    match message {
-        Message::Rows(rows) => take_rows(worker, inputs, rows),
-        // Backward only if epochs were closed early above; the clock catches up.
-        Message::Advance(epoch) => drop(inputs.advance(epoch.max(inputs.open()))),
-    }
-}

@@ -5,7 +5,9 @@
 //! | `columns` | columns of a batch, read in place |
 //! | `feed` | batches become rows with integer keys |
 //! | `epoch_log` | which rows came in which epoch, as rows (SPEC X2) |
-//! | `flow` | timely workers on threads of their own, fed and advanced by the clock |
+//! | `flow` | the feeder: rows from the bus, epochs by the clock |
+//! | `threads` | timely workers on threads of their own |
+//! | `cluster` | the same workers in processes of their own, over several hosts |
 //! | `views` | the reader structures: one consistent state per epoch, and the prefix index |
 //! | `read` | what policies see of the views |
 //! | `prompt_feed`, `curve_rows` | the same for the miss-ratio curve, in and out |
@@ -13,8 +15,9 @@
 //! | `publish`, `publish_predictors` | views become rows of the bus, once per period |
 //!
 //! Invariants: tokio never runs a timely worker; a view is replaced as a whole, so a reader sees one epoch; a dead or slow
-//! dataflow shows as an old `as_of` and stops nobody. Bounds: see `flow` (queues) and the operators (state).
+//! dataflow shows as an old `as_of` and stops nobody. Bounds: see `threads` (queues) and the operators (state).
 
+pub mod cluster;
 mod columns;
 mod curve_rows;
 mod epoch_log;
@@ -26,12 +29,14 @@ mod prompt_feed;
 mod publish;
 mod publish_predictors;
 mod read;
+mod threads;
 mod views;
 
 pub use epoch_log::EpochLog;
 pub use feed::{Feed, Names, TOPICS};
-pub use flow::{Dataflow, FlowError, flow_config, horizon_periods, take_rows, trend_epochs};
+pub use flow::{Dataflow, FlowError, flow_config, horizon_periods, trend_epochs};
 pub use publish::{FunnelRows, ViewRows, funnel_rows, view_rows};
 pub use publish_predictors::{PredictorRows, PredictorSpan, predictor_rows};
 pub use read::{engine_view, read_prefixes, view_mode};
+pub use threads::take_rows;
 pub use views::{FlowViews, FunnelNews, ViewState};

@@ -103,6 +103,9 @@ impl ViewState {
 
 #[derive(Default)]
 struct Building {
+    /// The latest epoch with changes, and the latest one before the workers began again.
+    applied: Option<u64>,
+    told: Option<u64>,
     /// Per worker: changes not applied yet, and the last epoch it closed.
     waiting: Vec<(VecDeque<ViewChanges>, Option<u64>)>,
     state: ViewState,
@@ -116,7 +119,8 @@ struct Building {
 pub struct FlowViews {
     building: Mutex<Building>,
     state: ArcSwap<ViewState>,
-    prefixes: PrefixIndex,
+    prefixes: ArcSwap<PrefixIndex>,
+    prefix_config: PrefixIndexConfig,
     /// Odd while changes go into the prefix index.
     version: AtomicU64,
     /// State of the prefix index; [`NEVER`] before the first.
@@ -134,7 +138,8 @@ impl FlowViews {
         Self {
             building: Mutex::new(building),
             state: ArcSwap::default(),
-            prefixes: PrefixIndex::new(prefixes),
+            prefixes: ArcSwap::from_pointee(PrefixIndex::new(prefixes)),
+            prefix_config: prefixes,
             version: AtomicU64::new(0),
             prefixes_as_of: AtomicI64::new(NEVER),
             names,
@@ -147,8 +152,8 @@ impl FlowViews {
         self.state.load_full()
     }
 
-    pub fn prefixes(&self) -> &PrefixIndex {
-        &self.prefixes
+    pub fn prefixes(&self) -> Arc<PrefixIndex> {
+        self.prefixes.load_full()
     }
 
     /// Reads the prefix index, and says as of when; `None`: it was changed meanwhile, each time, or is empty yet.
@@ -157,7 +162,7 @@ impl FlowViews {
         loop {
             let before = self.version.load(Ordering::Acquire);
             let as_of = self.prefixes_as_of.load(Ordering::Acquire);
-            let found = read(&self.prefixes);
+            let found = read(&self.prefixes.load());
             let is_whole = before.is_multiple_of(2) && self.version.load(Ordering::Acquire) == before;
             if is_whole {
                 return (found, (as_of != NEVER).then_some(as_of));
@@ -194,6 +199,19 @@ impl FlowViews {
         std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).funnel)
     }
 
+    /// Forgets everything: the workers begin again.
+    pub fn reset(&self) {
+        let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.prefixes.store(Arc::new(PrefixIndex::new(self.prefix_config)));
+        self.prefixes_as_of.store(NEVER, Ordering::Release);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        building.waiting.iter_mut().for_each(|waiting| *waiting = (VecDeque::new(), None));
+        building.told = building.told.max(building.applied);
+        building.state = ViewState::default();
+        self.state.store(Arc::default());
+    }
+
     /// Takes one worker's changes; publishes when all workers are as far.
     pub fn take(&self, worker: usize, changes: ViewChanges) {
         let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,7 +233,7 @@ impl FlowViews {
         }
         self.version.fetch_add(1, Ordering::AcqRel);
         for changes in ready {
-            self.prefixes.apply(&changes.cache);
+            self.prefixes.load().apply(&changes.cache);
             building.apply(changes);
         }
         self.prefixes_as_of.store(as_of, Ordering::Release);
@@ -227,6 +245,15 @@ impl FlowViews {
 
 impl Building {
     fn apply(&mut self, mut changes: ViewChanges) {
+        self.applied = self.applied.max(Some(changes.epoch));
+        if self.told.is_some_and(|told| changes.epoch <= told) {
+            // Workers that began again come to it a second time; it is news no more.
+            changes.funnel.clear();
+            changes.funnel_windows.clear();
+            changes.diagnosis.clear();
+            changes.curves.clear();
+            changes.refused.clear();
+        }
         self.funnel.take(&mut changes);
         self.curves.extend(changes.curves.into_iter().map(|curve| (curve.group, curve)));
         let state = &mut self.state;

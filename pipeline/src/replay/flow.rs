@@ -18,7 +18,7 @@ use crate::{
     gateway::reading::view_of,
     ids::Micros,
     policy::{InstanceView, ViewMode},
-    rows::{EpochRow, PolicyInputRow},
+    rows::{EPOCH_TOPICS, EpochRow, PolicyInputRow},
 };
 
 /// Readings held for one dataflow.
@@ -127,7 +127,7 @@ struct Flow {
     views: Arc<FlowViews>,
     feed: Feed,
     /// Per topic, the row after the last one fed.
-    next: [Option<u64>; 3],
+    next: [Option<u64>; EPOCH_TOPICS],
 }
 
 impl Flow {
@@ -138,7 +138,13 @@ impl Flow {
         let views = Arc::new(FlowViews::new(1, prefixes, names.clone(), (first.flow_start, first.epoch_us)));
         let sink = views.clone();
         let handles = build(worker, &flow_config(&under.dataflow), move |_, changes| sink.take(0, changes));
-        Flow { archive, handles, views, feed: Feed::new(names, under.dataflow.open_requests_max), next: [None; 3] }
+        Flow {
+            archive,
+            handles,
+            views,
+            feed: Feed::new(names, under.dataflow.open_requests_max),
+            next: [None; EPOCH_TOPICS],
+        }
     }
 
     /// Hands on the rows of one epoch.
@@ -147,12 +153,7 @@ impl Flow {
         if row.epoch > inputs.open() {
             inputs.advance(row.epoch).map_err(|error| error.to_string())?;
         }
-        let ranges = [
-            (Topic::Requests, row.requests_from..row.requests_to),
-            (Topic::EngineSteps, row.engine_steps_from..row.engine_steps_to),
-            (Topic::KvEvents, row.kv_events_from..row.kv_events_to),
-        ];
-        for (at, (topic, rows)) in ranges.into_iter().enumerate() {
+        for (at, (topic, rows)) in row.ranges().into_iter().enumerate() {
             if rows.is_empty() {
                 continue;
             }

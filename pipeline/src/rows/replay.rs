@@ -1,5 +1,8 @@
 //! Rows that make a log enough to decide again (SPEC X2); columns as in `queries::schema`.
 
+use std::ops::Range;
+
+use queries::Topic;
 use serde::{Deserialize, Serialize};
 
 use super::Row;
@@ -76,6 +79,9 @@ pub struct PolicyInputRow {
 }
 row!(PolicyInputRow => PolicyInputs);
 
+/// Topics that an epoch has rows of.
+pub const EPOCH_TOPICS: usize = 5;
+
 /// Which rows came in one epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EpochRow {
@@ -89,5 +95,27 @@ pub struct EpochRow {
     pub engine_steps_to: u64,
     pub kv_events_from: u64,
     pub kv_events_to: u64,
+    pub decisions_from: u64,
+    pub decisions_to: u64,
+    pub instances_from: u64,
+    pub instances_to: u64,
 }
 row!(EpochRow => Epochs);
+
+impl EpochRow {
+    /// Place of a topic in [`ranges`](Self::ranges), if the dataflow reads it.
+    pub fn place(topic: Topic) -> Option<usize> {
+        EpochRow::default().ranges().iter().position(|(known, _)| *known == topic)
+    }
+
+    /// The rows of each topic; what names models comes before what is counted by them.
+    pub fn ranges(&self) -> [(Topic, Range<u64>); EPOCH_TOPICS] {
+        [
+            (Topic::Instances, self.instances_from..self.instances_to),
+            (Topic::Decisions, self.decisions_from..self.decisions_to),
+            (Topic::Requests, self.requests_from..self.requests_to),
+            (Topic::EngineSteps, self.engine_steps_from..self.engine_steps_to),
+            (Topic::KvEvents, self.kv_events_from..self.kv_events_to),
+        ]
+    }
+}

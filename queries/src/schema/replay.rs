@@ -101,7 +101,7 @@ pub(super) fn epochs() -> Vec<Field> {
         number("epoch_us", DataType::Int64, "us", "length of an epoch"),
         number("epoch", DataType::UInt64, "", "an epoch in which rows came; others have no row here"),
     ];
-    for topic in ["requests", "engine_steps", "kv_events"] {
+    for topic in ["requests", "engine_steps", "kv_events", "decisions", "instances"] {
         fields.extend(range(topic));
     }
     fields

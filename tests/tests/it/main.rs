@@ -1,6 +1,7 @@
 //! Cross-crate tests, one binary (each further one would link DataFusion again).
 #![allow(clippy::unwrap_used)]
 
+mod cluster;
 mod gateway;
 mod layering;
 mod miss_ratio;

@@ -1,6 +1,7 @@
 //! A real server with real workers: loss of a worker, hang-ups, restarts, wrong starts, slow clients, several variants (SPEC X5).
 
 mod clients;
+mod cluster;
 mod funnel;
 mod loss;
 mod replay;

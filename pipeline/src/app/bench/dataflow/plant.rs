@@ -46,7 +46,7 @@ impl Plant {
         let clock: Clock = Arc::new(|| WallClock.now());
         let tables = Arc::new(LiveTables::new(config.bus.live_rows));
         let (bus, guard) = Bus::start(&config.bus, None, tables, clock.clone())?;
-        let flow = Dataflow::start(&config.dataflow, &bus, clock)?;
+        let flow = Dataflow::start(&config.dataflow, &bus, (None, clock))?;
         let plant = Plant { views: flow.views(), bus, guard, flow };
         plant.wait("the first epoch", || plant.views.load().as_of.is_some())?;
         Ok(plant)

@@ -1,0 +1,102 @@
+//! The children of one generation on this machine: started together, gone together.
+//!
+//! Invariant: dropping [`Children`] kills every one of them; so does the death of this process, since their stdin ends.
+//! Bounds: one process each. Their stderr is ours.
+
+use std::{ffi::OsString, io, path::PathBuf, process::Stdio};
+
+use futures::future::select_all;
+use tokio::{
+    io::AsyncWriteExt,
+    process::{Child, ChildStdin, ChildStdout, Command},
+};
+
+use super::{
+    hosts::Hosts,
+    wire::{Setup, Start, encode},
+};
+
+/// How a child is called.
+#[derive(Debug, Clone)]
+pub struct ChildCommand {
+    pub program: PathBuf,
+    pub arguments: Vec<OsString>,
+}
+
+impl ChildCommand {
+    /// This program's own hidden subcommand.
+    ///
+    /// # Errors
+    /// The operating system does not tell the program's path.
+    pub fn own() -> io::Result<Self> {
+        Ok(ChildCommand { program: std::env::current_exe()?, arguments: vec!["dataflow-process".into()] })
+    }
+
+    async fn spawn(&self, setup: &Setup, stdout: Stdio) -> io::Result<(Child, ChildStdin)> {
+        let mut child = Command::new(&self.program)
+            .args(&self.arguments)
+            .stdin(Stdio::piped())
+            .stdout(stdout)
+            .kill_on_drop(true)
+            .spawn()?;
+        let mut input = child.stdin.take().ok_or_else(|| io::Error::other("the child has no stdin"))?;
+        input.write_all(&encode(setup)?).await?;
+        input.flush().await?;
+        tracing::info!(process = setup.process, pid = child.id(), "dataflow process started");
+        Ok((child, input))
+    }
+}
+
+/// See the module.
+pub(super) struct Children {
+    processes: Vec<(usize, Child)>,
+    /// What the lives of the others hang on.
+    _lifelines: Vec<ChildStdin>,
+}
+
+impl Children {
+    /// Process 0 with its pipes, and `local` further ones.
+    pub(super) async fn start(
+        command: &ChildCommand,
+        hosts: &Hosts,
+        start: Start,
+        local: usize,
+    ) -> io::Result<(Children, ChildStdin, ChildStdout)> {
+        let setup = |process, start| Setup {
+            process,
+            addresses: hosts.addresses.iter().map(ToString::to_string).collect(),
+            key: hosts.key.clone(),
+            start,
+        };
+        let (mut first, input) = command.spawn(&setup(0, Some(start)), Stdio::piped()).await?;
+        let output = first.stdout.take().ok_or_else(|| io::Error::other("the child has no stdout"))?;
+        let mut children = Children { processes: vec![(0, first)], _lifelines: Vec::new() };
+        for process in 1..=local {
+            let (child, lifeline) = command.spawn(&setup(process, None), Stdio::null()).await?;
+            children.processes.push((process, child));
+            children._lifelines.push(lifeline);
+        }
+        Ok((children, input, output))
+    }
+
+    /// One process that belongs to another machine's server.
+    pub(super) async fn single(command: &ChildCommand, hosts: &Hosts, process: usize) -> io::Result<Children> {
+        let addresses = hosts.addresses.iter().map(ToString::to_string).collect();
+        let setup = Setup { process, addresses, key: hosts.key.clone(), start: None };
+        let (child, lifeline) = command.spawn(&setup, Stdio::null()).await?;
+        Ok(Children { processes: vec![(process, child)], _lifelines: vec![lifeline] })
+    }
+
+    /// Waits until one has ended, and says which and how.
+    pub(super) async fn ended(&mut self) -> String {
+        let waits = self.processes.iter_mut().map(|(process, child)| {
+            Box::pin(async move {
+                match child.wait().await {
+                    Ok(status) => format!("process {process}: {status}"),
+                    Err(error) => format!("process {process}: {error}"),
+                }
+            })
+        });
+        select_all(waits).await.0
+    }
+}
