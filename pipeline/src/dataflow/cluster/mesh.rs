@@ -38,7 +38,7 @@ struct Hello {
 /// Process 0 to all, and back.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Word {
-    Start(Start),
+    Start(Box<Start>),
     Joined,
     Go,
 }
@@ -74,7 +74,7 @@ fn gather(setup: &Setup, start: Start, listener: &TcpListener) -> io::Result<Mes
         }
     }
     for socket in sockets.iter_mut().flatten() {
-        write_frame(socket, &Word::Start(start.clone()))?;
+        write_frame(socket, &Word::Start(Box::new(start.clone())))?;
     }
     for socket in sockets.iter_mut().flatten() {
         socket.set_read_timeout(Some(JOIN_WAIT))?;
@@ -112,7 +112,7 @@ fn join(setup: &Setup, listener: &TcpListener) -> io::Result<Mesh> {
     first.set_read_timeout(Some(JOIN_WAIT))?;
     expect(&mut first, &Word::Go)?;
     sockets[0] = Some(first);
-    Ok(Mesh { sockets, start })
+    Ok(Mesh { sockets, start: *start })
 }
 
 fn hello(setup: &Setup, generation: Option<u64>) -> Hello {
