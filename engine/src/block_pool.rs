@@ -22,11 +22,11 @@ mod leak_check;
 pub mod second_level;
 mod siblings;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use self::{second_level::SecondLevel, siblings::Siblings};
 use crate::{
-    events::{BlockHash, KvEvent, Level},
+    events::{BlockHash, HeldBlock, KvEvent, Level},
     lru::LruList,
 };
 
@@ -299,6 +299,24 @@ impl BlockPool {
     /// Changes of the reusable content since the last call, in order.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         std::mem::take(&mut self.events)
+    }
+
+    /// All blocks that have a name, by level, parents first: what the events so far come to. O(blocks).
+    pub fn held_blocks(&self) -> Vec<HeldBlock> {
+        let mut held = Vec::with_capacity(self.index.len());
+        let mut told = HashSet::with_capacity(self.index.len());
+        let mut chain = Vec::new();
+        for name in self.blocks.iter().filter_map(|state| state.name) {
+            let mut next = Some(name);
+            while let Some(name) = next.filter(|name| told.insert(name.hash)) {
+                chain.push(HeldBlock { hash: name.hash, parent: name.parent, level: Level::L1 });
+                let parent = name.parent.and_then(|parent| self.index.get(&parent));
+                next = parent.and_then(|block| self.blocks[block.0 as usize].name);
+            }
+            held.extend(chain.drain(..).rev());
+        }
+        held.extend(self.l2.held_names().map(|hash| HeldBlock { hash, parent: None, level: Level::L2 }));
+        held
     }
 
     fn evict_oldest(&mut self) -> u32 {

@@ -13,6 +13,7 @@ use crate::{
     Micros,
     block_hash::prompt_block_hashes,
     config::{ConfigError, EngineConfig},
+    events::{HeldBlock, KvEvent},
     finish::{Finishing, check_logits, close_output},
     lanes::LANES,
     masks::compute_beside,
@@ -116,6 +117,16 @@ impl Engine {
     /// Ends a sequence at the start of the next step, which reports it. False if there is no such sequence.
     pub fn cancel(&mut self, id: SequenceId) -> bool {
         self.scheduler.roster.cancel(id)
+    }
+
+    /// KV events since the last step: of sequences that were cancelled. Those left are in the next step's report.
+    pub fn take_kv_events(&mut self) -> Vec<KvEvent> {
+        self.scheduler.pool.take_events()
+    }
+
+    /// The blocks that can be reused now, parents first; for whoever checks what the KV events told. O(blocks).
+    pub fn held_blocks(&self) -> Vec<HeldBlock> {
+        self.scheduler.pool.held_blocks()
     }
 
     /// Whether a step would do anything.

@@ -12,6 +12,15 @@ pub enum Level {
     L2,
 }
 
+/// A block that can be found by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldBlock {
+    pub hash: BlockHash,
+    /// The block before it, as far as it is known.
+    pub parent: Option<BlockHash>,
+    pub level: Level,
+}
+
 /// One change of the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvEvent {

@@ -53,7 +53,10 @@ pub mod views;
 pub use arrival_trend::{ArrivalTrend, ArrivalTrendConfig, ArrivalTrendRow, ArrivalTrends};
 pub use atom_load::{AtomLoad, AtomLoadConfig, AtomLoads};
 pub use bucket_load::{BucketLoad, BucketLoadConfig, BucketLoads, BucketPlan, BucketRange};
-pub use cache_index::{CacheHealth, CacheIndex, CacheIndexConfig, CacheIndexes, CacheKey, CacheTrust};
+pub use cache_index::{
+    AUDIT_BUCKETS, CacheAudit, CacheCause, CacheHealth, CacheIndex, CacheIndexConfig, CacheIndexes, CacheKey,
+    CacheReport, CacheTrust, ReplayRequest, ReplayWant, audit_bucket, audit_weight,
+};
 pub use diagnosis::{
     DiagnosedRequest, DiagnosedStep, Diagnoses, Diagnosis, DiagnosisConfig, DiagnosisInput, DiagnosisRow, Verdict,
     WorstStep,

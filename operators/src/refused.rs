@@ -25,6 +25,8 @@ pub enum Field {
     Seq,
     Tokens,
     Level,
+    Instance,
+    Bucket,
     PromptTokens,
     OutputTokens,
     CachedTokens,
@@ -51,6 +53,8 @@ impl Field {
             Self::Seq => "seq",
             Self::Tokens => "tokens",
             Self::Level => "level",
+            Self::Instance => "instance",
+            Self::Bucket => "bucket",
             Self::PromptTokens => "prompt_tokens",
             Self::OutputTokens => "output_tokens",
             Self::CachedTokens => "cached_tokens",
@@ -81,12 +85,20 @@ pub enum Refusal {
     Late { open: u64 },
     /// The row is of a worker process that has been replaced; it was dropped.
     StaleIncarnation { current: u64, got: u64 },
-    /// KV events were lost: `expected` should have come, `got` came. The row was folded, the instance is degraded.
+    /// KV events are missing: `expected` should have come, `got` came and waits. They are asked for again.
     SequenceGap { incarnation: u64, expected: u64, got: u64 },
+    /// KV events never came; those after them were folded without, the instance is degraded until its content is told.
+    EventsLost { incarnation: u64, from_seq: u64, to_seq: u64 },
+    /// A block that is its own parent; the row was dropped, the instance is degraded until its content is told.
+    OwnParent { hash: u64 },
     /// `max_open` requests are open: the one open for longest was dropped and its later rows are ignored.
     OpenRequestsFull { max_open: u64 },
-    /// `max_entries` blocks are indexed: the block was not added, the instance is degraded.
+    /// `max_entries` blocks are indexed: the block was not added, the instance is approximate.
     EntriesFull { max_entries: u64 },
+    /// `max_orphans` blocks wait for their parent: the block was left out, the instance is approximate.
+    OrphansFull { max_orphans: u64 },
+    /// The block was stored `max_references` times: once more was not counted, the instance is approximate.
+    ReferencesFull { max_references: u64 },
     /// `max_instances` instances are known: the one silent for longest was dropped with all it held.
     InstancesFull { max_instances: u64 },
     /// `max_keys` groups are known: the rows of this new group were dropped.
@@ -116,6 +128,41 @@ pub struct Refused {
     pub reason: Refusal,
 }
 
+impl Refusal {
+    /// The reason in one word, for queries.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OutOfRange { .. } => "out_of_range",
+            Self::Late { .. } => "late",
+            Self::StaleIncarnation { .. } => "stale_incarnation",
+            Self::SequenceGap { .. } => "sequence_gap",
+            Self::EventsLost { .. } => "events_lost",
+            Self::OwnParent { .. } => "own_parent",
+            Self::OpenRequestsFull { .. } => "open_requests_full",
+            Self::EntriesFull { .. } => "entries_full",
+            Self::OrphansFull { .. } => "orphans_full",
+            Self::ReferencesFull { .. } => "references_full",
+            Self::InstancesFull { .. } => "instances_full",
+            Self::KeysFull { .. } => "keys_full",
+            Self::PromptMissing => "prompt_missing",
+            Self::MalformedPlan { .. } => "malformed_plan",
+            Self::GroupsFull { .. } => "groups_full",
+        }
+    }
+
+    /// The field that was wrong and its value, where one was.
+    pub fn field(self) -> Option<(&'static str, u64)> {
+        match self {
+            Self::OutOfRange { field, value, .. } => Some((field.name(), value)),
+            Self::StaleIncarnation { got, .. } => Some(("epoch", got)),
+            Self::SequenceGap { got, .. } => Some(("seq", got)),
+            Self::EventsLost { from_seq, .. } => Some(("seq", from_seq)),
+            Self::OwnParent { hash } => Some(("parent_hash", hash)),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -127,7 +174,20 @@ impl fmt::Display for Refusal {
                 write!(f, "epoch is {got}, of a replaced worker; rows of epoch {current} or later are taken")
             }
             Self::SequenceGap { incarnation, expected, got } => {
-                write!(f, "seq is {got} in worker epoch {incarnation}; {expected} should have come: events were lost")
+                write!(
+                    f,
+                    "seq is {got} in worker epoch {incarnation}; {expected} should have come: it was asked for again"
+                )
+            }
+            Self::EventsLost { incarnation, from_seq, to_seq } => {
+                write!(f, "events {from_seq} to {to_seq} of worker epoch {incarnation} never came")
+            }
+            Self::OwnParent { hash } => write!(f, "block {hash:016x} is its own parent"),
+            Self::OrphansFull { max_orphans } => {
+                write!(f, "max_orphans = {max_orphans} blocks wait for their parent; this one was left out")
+            }
+            Self::ReferencesFull { max_references } => {
+                write!(f, "the block was stored max_references = {max_references} times; once more was not counted")
             }
             Self::OpenRequestsFull { max_open } => {
                 write!(f, "max_open = {max_open} requests are open; the oldest was dropped")

@@ -4,7 +4,11 @@
 //! Cost: `check` is O(1) and allocates nothing. State: none.
 use serde::{Deserialize, Serialize};
 
-use crate::refused::{Field, Refusal};
+use crate::{
+    cache_index::AUDIT_BUCKETS,
+    prefix_index::MAX_INSTANCE,
+    refused::{Field, Refusal},
+};
 
 /// Most tokens one request or one step may state; anything above is a malformed row, not a long prompt.
 pub const MAX_TOKENS: u64 = 1 << 31;
@@ -52,6 +56,13 @@ pub enum KvChange {
     Removed { hash: u64, level: u8 },
     /// The instance holds nothing any more.
     Cleared,
+    /// What the instance holds now in an audit bucket: (hash, level) pairs, and the sum of their weights. A whole account
+    /// has all buckets, from 0 on, in one piece.
+    Sum { bucket: u8, blocks: u32, sum: u64 },
+    /// All the instance holds in an audit bucket follows, as `blocks` rows `Stored`.
+    Listed { bucket: u8, blocks: u32 },
+    /// Something that was refused: the instance's content is not known any more.
+    Void,
 }
 
 /// One KV event of one instance (C4).
@@ -186,7 +197,9 @@ impl KvRow {
     pub fn check(&self) -> Result<(), Refusal> {
         // u64::MAX is kept free: the next sequence number must exist.
         within(Field::Seq, self.seq, 1..=u64::MAX - 1)?;
+        within(Field::Instance, self.instance.into(), 0..=MAX_INSTANCE.into())?;
         match self.event {
+            KvChange::Stored { hash, parent: Some(parent), .. } if hash == parent => Err(Refusal::OwnParent { hash }),
             KvChange::Stored { level, tokens, .. } => {
                 within(Field::Level, level.into(), 0..=u64::from(LEVELS) - 1)?;
                 within(Field::Tokens, tokens.into(), 1..=MAX_TOKENS)
@@ -196,7 +209,10 @@ impl KvRow {
                 within(Field::Tokens, tokens.into(), 1..=MAX_TOKENS)
             }
             KvChange::Removed { level, .. } => within(Field::Level, level.into(), 0..=u64::from(LEVELS) - 1),
-            KvChange::Cleared => Ok(()),
+            KvChange::Sum { bucket, .. } | KvChange::Listed { bucket, .. } => {
+                within(Field::Bucket, bucket.into(), 0..=u64::from(AUDIT_BUCKETS) - 1)
+            }
+            KvChange::Cleared | KvChange::Void => Ok(()),
         }
     }
 }

@@ -20,7 +20,7 @@ use timely::{
 
 use crate::{
     ArrivalTrend, ArrivalTrendConfig, ArrivalTrendRow, AtomLoad, AtomLoadConfig, BucketLoad, BucketLoadConfig,
-    BucketPlan, CacheHealth, CacheIndex, CacheIndexConfig, CacheKey, CurveRow, Diagnosis, DiagnosisConfig,
+    BucketPlan, CacheIndex, CacheIndexConfig, CacheKey, CacheReport, CurveRow, Diagnosis, DiagnosisConfig,
     DiagnosisInput, DiagnosisRow, DistributionConfig, DistributionRow, Funnel, FunnelCase, FunnelConfig, FunnelRow,
     FunnelWindow, FunnelWindowConfig, FunnelWindowRow, InstanceState, InstanceStateConfig, InstanceStates, LoadKey,
     LoadTotal, OutputLength, OutputLengthConfig, OutputLengthRow, Refused, RequestDistribution, ReuseDistance,
@@ -80,7 +80,7 @@ pub struct InputStreams<'scope> {
 pub struct ViewStreams<'scope> {
     pub totals: VecCollection<'scope, u64, (LoadKey, LoadTotal), isize>,
     pub blocks: VecCollection<'scope, u64, CacheKey, isize>,
-    pub health: StreamVec<'scope, u64, CacheHealth>,
+    pub cache_reports: StreamVec<'scope, u64, CacheReport>,
     pub distribution: StreamVec<'scope, u64, DistributionRow>,
     pub sessions: StreamVec<'scope, u64, SessionRow>,
     pub instances: StreamVec<'scope, u64, InstanceState>,
@@ -137,7 +137,8 @@ pub struct ViewChanges {
     pub bucket_total: Vec<((u32, u32), LoadTotal)>,
     /// Blocks that came (+1) and went (-1), by `(hash, instance, level)`; feed for `PrefixIndex::apply`.
     pub cache: Vec<(CacheKey, i64)>,
-    pub cache_health: Vec<CacheHealth>,
+    /// Trust, audits and requests of the cache index.
+    pub cache_reports: Vec<CacheReport>,
     pub distribution: Vec<DistributionRow>,
     /// At the end of each window.
     pub sessions: Vec<SessionRow>,
@@ -239,7 +240,7 @@ pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewSt
     ViewStreams {
         totals: atom_load::totals(&load.changes.concat(buckets.changes)),
         blocks: cache.blocks,
-        health: cache.health,
+        cache_reports: cache.reports,
         distribution: distribution.rows,
         sessions: sessions.rows,
         instances: instances.rows,
@@ -281,7 +282,7 @@ impl Pending {
             }
         }
         self.changes.cache.sort_unstable();
-        self.changes.cache_health.sort_unstable();
+        self.changes.cache_reports.sort_unstable();
         self.changes.distribution.sort_unstable();
         self.changes.sessions.sort_unstable();
         self.changes.instances.sort_unstable();
@@ -330,7 +331,7 @@ fn deliver(
     let mut builder = OperatorBuilder::new("Deliver".to_owned(), streams.refused.scope());
     let mut totals = builder.new_input(streams.totals.inner, Pipeline);
     let mut blocks = builder.new_input(streams.blocks.inner, Pipeline);
-    let mut health = builder.new_input(streams.health, Pipeline);
+    let mut reports = builder.new_input(streams.cache_reports, Pipeline);
     let mut distribution = builder.new_input(streams.distribution, Pipeline);
     let mut sessions = builder.new_input(streams.sessions, Pipeline);
     let mut instances = builder.new_input(streams.instances, Pipeline);
@@ -353,8 +354,8 @@ fn deliver(
             blocks.for_each(|_, batch| {
                 batch.drain(..).for_each(|(key, epoch, diff)| pending.at(epoch).changes.cache.push((key, diff as i64)));
             });
-            health.for_each(|_, batch| {
-                batch.drain(..).for_each(|row| pending.at(row.epoch).changes.cache_health.push(row));
+            reports.for_each(|_, batch| {
+                batch.drain(..).for_each(|row| pending.at(row.epoch()).changes.cache_reports.push(row));
             });
             distribution.for_each(|_, batch| {
                 batch.drain(..).for_each(|row| pending.at(row.epoch).changes.distribution.push(row));

@@ -120,7 +120,7 @@ pub struct EngineStepRow {
 }
 row!(EngineStepRow => EngineSteps);
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct KvEventRow {
     pub at: Micros,
     pub instance: u32,
@@ -131,6 +131,8 @@ pub struct KvEventRow {
     pub parent_hash: Option<u64>,
     pub level: Option<String>,
     pub tokens: Option<u32>,
+    pub bucket: Option<u32>,
+    pub blocks: Option<u32>,
 }
 row!(KvEventRow => KvEvents);
 
@@ -324,6 +326,34 @@ pub struct InstanceLoadRow {
     pub tokens_per_second: Option<f64>,
 }
 row!(InstanceLoadRow => InstanceLoad);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CacheViewRow {
+    pub at: Micros,
+    pub instance: u32,
+    pub epoch: u64,
+    pub event: String,
+    pub mode: String,
+    pub cause: String,
+    pub held_blocks: Option<u64>,
+    pub indexed_blocks: Option<u64>,
+    pub differing_blocks: Option<u64>,
+    pub drift_ratio: Option<f64>,
+}
+row!(CacheViewRow => CacheView);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RefusedRow {
+    pub at: Micros,
+    pub topic: String,
+    pub reason: String,
+    pub field: Option<String>,
+    pub value: Option<String>,
+    pub instance: Option<u32>,
+    pub count: u64,
+    pub detail: String,
+}
+row!(RefusedRow => RefusedRows);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FaultRow {

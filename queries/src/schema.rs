@@ -57,6 +57,10 @@ pub enum Topic {
     FunnelWindow,
     /// View: why the slowest requests of a window were slow (SPEC D4).
     Diagnosis,
+    /// How far the cache index can be trusted: changes of mode, audits, what was asked for again (SPEC C4).
+    CacheView,
+    /// Rows that the dataflow would not take as they stand, with the reason.
+    RefusedRows,
     /// One row each time an instance switches speculation on or off for a class of requests (SPEC D2).
     Speculation,
     /// Faults of Evenkeel itself: a full disk, a dead worker, a refused row.
@@ -73,7 +77,7 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 23] = [
+    pub const ALL: [Topic; 25] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::EngineSteps,
@@ -92,6 +96,8 @@ impl Topic {
         Topic::Funnel,
         Topic::FunnelWindow,
         Topic::Diagnosis,
+        Topic::CacheView,
+        Topic::RefusedRows,
         Topic::Speculation,
         Topic::Faults,
         Topic::Settings,
@@ -120,6 +126,8 @@ impl Topic {
             Topic::Funnel => "funnel",
             Topic::FunnelWindow => "funnel_window",
             Topic::Diagnosis => "diagnosis",
+            Topic::CacheView => "cache_view",
+            Topic::RefusedRows => "refused_rows",
             Topic::Speculation => "speculation",
             Topic::Faults => "faults",
             Topic::Settings => "settings",
@@ -183,6 +191,8 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::Funnel => funnel::funnel(),
         Topic::FunnelWindow => funnel::funnel_window(),
         Topic::Diagnosis => funnel::diagnosis(),
+        Topic::CacheView => cache_view(),
+        Topic::RefusedRows => refused_rows(),
         Topic::Speculation => speculation(),
         Topic::Faults => faults(),
         Topic::Settings => replay::settings(),
@@ -262,7 +272,7 @@ fn decisions() -> Vec<Field> {
             "predicted time to first token at the instance chosen",
         )),
         number("turns", DataType::UInt32, "", "user messages in the conversation"),
-        text("view_mode", "exact, degraded, stale, off or none: how far the views could be trusted"),
+        text("view_mode", "exact, approximate, degraded, stale, off or none: how far the views could be trusted"),
         optional(stamp("view_as_of", "state of the views the decision read")),
         optional(number(
             "saturation",
@@ -336,11 +346,31 @@ fn kv_events() -> Vec<Field> {
         number("instance", DataType::UInt32, "", "instance"),
         number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
         number("seq", DataType::UInt64, "", "order within the incarnation, from 1, without gaps"),
-        text("event", "stored, hit, removed or cleared"),
-        optional(number("block_hash", DataType::UInt64, "", "chained XXH3-64 of the block, seed 1337")),
+        text(
+            "event",
+            "stored, hit, removed or cleared; sum: what the instance holds in an audit bucket; listed: all of a bucket follows",
+        ),
+        optional(number(
+            "block_hash",
+            DataType::UInt64,
+            "",
+            "chained XXH3-64 of the block, seed 1337; of a sum: the sum of hash × (2 × level + 1), L1 being level 0",
+        )),
         optional(number("parent_hash", DataType::UInt64, "", "hash of the block before it")),
-        optional(text("level", "L1 (device) or L2 (host)")),
+        optional(text("level", "L1 (device), L2 (host), L2.5 (local disk) or L3 (shared storage)")),
         optional(number("tokens", DataType::UInt32, "tokens", "tokens in the block; of a hit: tokens reused")),
+        optional(number(
+            "bucket",
+            DataType::UInt32,
+            "",
+            "of sum and listed: audit bucket, the first 4 bits of the hash",
+        )),
+        optional(number(
+            "blocks",
+            DataType::UInt32,
+            "blocks",
+            "of sum and listed: pairs of block and level held there",
+        )),
     ]
 }
 
@@ -451,6 +481,39 @@ fn instance_load() -> Vec<Field> {
         optional(number("prefill_tokens_per_second", DataType::Float64, "tokens/s", "learnt prefill rate")),
         optional(number("decode_step_seconds", DataType::Float64, "s", "learnt duration of a decode step")),
         optional(number("tokens_per_second", DataType::Float64, "tokens/s", "generated in the last second")),
+    ]
+}
+
+fn cache_view() -> Vec<Field> {
+    vec![
+        at("state of the view"),
+        number("instance", DataType::UInt32, "", "instance"),
+        number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
+        text("event", "mode: it changed; audit: the instance told sums of what it holds; listing: it told the blocks"),
+        text("mode", "exact, approximate (blocks left out at a bound), degraded (blocks missing or stale) or dropped"),
+        text("cause", "sound, full, drift, gap, lost or silent: why that mode"),
+        optional(number("held_blocks", DataType::UInt64, "blocks", "pairs of block and level the instance holds")),
+        optional(number("indexed_blocks", DataType::UInt64, "blocks", "pairs of it in the cache index")),
+        optional(number(
+            "differing_blocks",
+            DataType::UInt64,
+            "blocks",
+            "pairs in one of the two alone: of an audit at least as many, of a listing exactly",
+        )),
+        optional(number("drift_ratio", DataType::Float64, "", "differing_blocks over held_blocks")),
+    ]
+}
+
+fn refused_rows() -> Vec<Field> {
+    vec![
+        at("when it was refused"),
+        text("topic", "topic of the row"),
+        text("reason", "why, one word"),
+        optional(text("field", "the field that was wrong")),
+        optional(text("value", "its value")),
+        optional(number("instance", DataType::UInt32, "", "instance the row was of")),
+        number("count", DataType::UInt64, "rows", "how many the row stands for"),
+        text("detail", "in words"),
     ]
 }
 

@@ -22,6 +22,13 @@ pub(super) struct SecondLevel {
     names: HashMap<BlockHash, u32>,
 }
 
+impl SecondLevel {
+    /// Names that some slot has.
+    pub(super) fn held_names(&self) -> impl Iterator<Item = BlockHash> + '_ {
+        self.names.keys().copied()
+    }
+}
+
 /// The name of a full block: its hash, and that of the block before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockName {

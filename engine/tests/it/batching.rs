@@ -1,8 +1,11 @@
 //! Batch invariance (SPEC B7): whatever runs beside a request, however its prompt is cut and however often it gives
 //! way, it gets the tokens it would get alone. The simulated runner refuses any batch whose block tables are wrong.
 
+use std::collections::BTreeMap;
+
 use engine::{
     config::{EngineConfig, GrowthQuota, LanePreemption, SwapRates},
+    events::Level,
     prefix_cache::PrefixCacheMode,
     request::{FinishReason, GenerateRequest, Lane, SamplingParams, SequenceId},
 };
@@ -98,6 +101,13 @@ fn play(config: EngineConfig, blocks: usize, visits: &[Visit]) -> Ledger {
         assert!(stats.running <= config.max_running as u32, "{stats:?}");
         ledger.add(&report);
         ledger.audit(&report);
+        let mut held = BTreeMap::new();
+        for block in engine.held_blocks().into_iter().filter(|block| block.level == Level::L1) {
+            let parent = block.parent.map(|parent| parent.0);
+            assert!(parent.is_none_or(|parent| held.contains_key(&parent)), "{block:?} is told before its parent");
+            held.insert(block.hash.0, parent);
+        }
+        assert_eq!(held, ledger.named, "the blocks held are not what the KV events come to");
     }
     panic!("no end in 20000 steps: {:?}", engine.queue_figures());
 }

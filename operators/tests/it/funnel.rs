@@ -174,7 +174,7 @@ proptest! {
             let kv: Vec<_> = rows.iter().filter_map(|fed| if let Fed::Kv(row) = fed { Some(*row) } else { None }).collect();
             let own: Vec<_> =
                 rows.iter().filter_map(|fed| if let Fed::Funnel(row) = fed { Some(row.clone()) } else { None }).collect();
-            index.epoch(&kv);
+            index.epoch(epoch, &kv);
             let expected = twin.epoch(epoch, &own, &index.blocks());
             expected.iter().try_for_each(reconciles)?;
             let malformed = own.iter().filter(|row| match row {

@@ -190,7 +190,7 @@ fn all_views_follow_their_twins() {
     for epoch in 0..EPOCHS {
         let rows = rows_of(epoch);
         loads.epoch(&rows.load);
-        cache.epoch(&rows.kv);
+        cache.epoch(epoch, &rows.kv);
         let changes = runs[0].remove(&epoch).unwrap();
         let mut other = runs[1].remove(&epoch).unwrap();
         other.atom.sort();

@@ -10,6 +10,7 @@
 //! | `sql_routes`, `snapshot_routes` | `POST /sql`, `/snapshots` |
 //! | `live`, `page` | the stream behind the page, and the page |
 //! | `plant_metrics` | metrics of bus, log and dataflow |
+//! | `view_reports` | refused rows and what the cache index says of itself, as rows |
 //! | `remote` | `evenkeel sql` and `evenkeel snapshot`: clients of a running server |
 //! | `bench` | `evenkeel bench …` |
 //! | `calibrate` | `evenkeel calibrate`: the capacity of an instance by length of request |
@@ -36,3 +37,4 @@ pub mod snapshot_routes;
 pub mod sql_routes;
 mod table_file;
 pub mod text;
+mod view_reports;

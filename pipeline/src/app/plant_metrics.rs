@@ -11,6 +11,8 @@ use prometheus_client::{
     registry::Unit,
 };
 
+use operators::{CacheAudit, CacheTrust};
+
 use super::glue::{Views, WallClock};
 use crate::{
     bus::{Bus, LogState},
@@ -42,6 +44,11 @@ impl Collector for Plant {
             ("bus_gap_batches", "Remote batches that never came", bus.gap_batches),
             ("bus_rows_invalid", "Rows that did not fit their topic", bus.rows_invalid),
             ("bus_watcher_lag_batches", "Batches that lossy watchers skipped", bus.watcher_lag),
+            (
+                "refused_rows",
+                "Rows that the dataflow did not take as they stand",
+                self.views.flow.as_ref().map_or(0, |flow| flow.refused().total()),
+            ),
             ("log_faults", "Failed attempts to write the log", bus.log_faults),
             ("log_rows_lost", "Rows that are not in the log because it could not be written", bus.log_rows_lost),
         ];
@@ -68,8 +75,30 @@ impl Collector for Plant {
             Some(&Unit::Bytes),
             bytes.metric_type(),
         )?)?;
-        let as_of = self.views.flow.as_ref().and_then(|flow| flow.load().as_of);
-        if let Some(as_of) = as_of {
+        let Some(flow) = self.views.flow.as_ref() else { return Ok(()) };
+        let state = flow.load();
+        for (name, help, trust) in [
+            ("cache_view_exact_instances", "Instances whose part of the cache index is exact", CacheTrust::Exact),
+            (
+                "cache_view_approximate_instances",
+                "Instances of whose blocks some are not indexed, for want of room",
+                CacheTrust::Approximate,
+            ),
+            (
+                "cache_view_degraded_instances",
+                "Instances of whose blocks some may be missing or stale",
+                CacheTrust::Degraded,
+            ),
+        ] {
+            let gauge = ConstGauge::new(state.trust.values().filter(|(known, _)| *known == trust).count() as i64);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        if let Some(drift) = state.audits.values().map(CacheAudit::drift_ratio).max_by(f64::total_cmp) {
+            let gauge = ConstGauge::new(drift);
+            let help = "Largest share of differing blocks that the last audit of an instance found";
+            gauge.encode(encoder.encode_descriptor("cache_view_drift_ratio", help, None, gauge.metric_type())?)?;
+        }
+        if let Some(as_of) = state.as_of {
             let age = ConstGauge::new((WallClock.now() - as_of) as f64 / 1e6);
             let help = "Age of the views policies read";
             age.encode(encoder.encode_descriptor("view_age", help, Some(&Unit::Seconds), age.metric_type())?)?;

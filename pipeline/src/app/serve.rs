@@ -23,6 +23,7 @@ use super::{
     snapshot_routes::{self, SnapshotDoor},
     sql_routes::{self, SqlDoor},
     text::ModelText,
+    view_reports,
 };
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
@@ -163,6 +164,7 @@ async fn doors(
     let tasks = [
         tokio::spawn(tick(gateway.clone())),
         runtimes.ingest.spawn(live::run(plant.bus.clone(), plant.views.clone(), || WallClock.now(), events)),
+        runtimes.ingest.spawn(view_reports::ask_workers(plant.views.clone(), config.dataflow.audit_interval)),
         runtimes.ingest.spawn(publish_views(config.clone(), plant.bus.clone(), plant.views.clone())),
     ];
     super::plant_metrics::register(&metrics, plant.bus.clone(), plant.views.clone());
@@ -273,7 +275,7 @@ async fn tick(gateway: Arc<Gateway>) {
     }
 }
 
-/// Views as rows, once per period; refused rows and a view that went stale as faults.
+/// Views as rows, once per period, with what they say of themselves; a view that went stale as a fault.
 async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
     use deps::ViewSource;
     let Some(flow) = views.flow.clone() else { return };
@@ -322,17 +324,7 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
             deps::EventSink::fault(&sink, row).await;
         }
         mode = has_views.then_some(current);
-        for refused in flow.take_refused() {
-            let detail = format!("{:?} row of instance {:?}: {}", refused.input, refused.instance, refused.reason);
-            let row = FaultRow {
-                at: now,
-                component: "dataflow".into(),
-                kind: "refused_row".into(),
-                detail,
-                count: refused.rows,
-            };
-            deps::EventSink::fault(&sink, row).await;
-        }
+        view_reports::publish(&flow, &bus, now).await;
     }
 }
 

@@ -181,6 +181,8 @@ pub struct Dataflow {
     #[serde(with = "humantime_serde")]
     pub funnel_window: Duration,
     pub funnel_hashes_max: usize,
+    #[serde(with = "humantime_serde")]
+    pub audit_interval: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -86,6 +86,12 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         format!("{:?}", d.trend_horizon),
         "at most 10000 dataflow.trend_period",
     )?;
+    require(
+        d.audit_interval.as_millis() >= 100,
+        "dataflow.audit_interval",
+        format!("{:?}", d.audit_interval),
+        "at least 100ms",
+    )?;
     require(config.sql.concurrent_max >= 1, "sql.concurrent_max", config.sql.concurrent_max, "at least 1")?;
     require(config.sql.rows_max >= 1, "sql.rows_max", config.sql.rows_max, "at least 1")?;
     require(

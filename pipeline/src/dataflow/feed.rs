@@ -1,5 +1,8 @@
 //! Batches of the bus become rows with integer keys for the operators (`reference/stack.md` §4: strings cost 4 to 5 times).
 //!
+//! What cannot be a row is refused with its reason (`refused`): a batch without its topic's columns, an unknown event. Rows
+//! off their time count in the open epoch and are told as late or early.
+//!
 //! Columns are read in place. Request ids are hashed (XXH3-64), model names are numbered. The time to first token is
 //! remembered from `first_token` to the end of a request. The shape of an instance is the model and variant it serves: all
 //! workers of one run on one kind of machine with one set of options. Cost: O(rows). State: [`MODELS_MAX`] names; one number per
@@ -12,16 +15,20 @@ use std::{
 };
 
 use arrow::array::{Array, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray, UInt32Array, UInt64Array};
-use operators::{ArrivedRow, End, FinishedRow, FlowRows, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
+use operators::{ArrivedRow, End, FinishedRow, FlowRows, LoadEvent, LoadRow, StepRow, TrafficRow};
 use queries::Topic;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     columns::{Columns, maybe, maybe_text},
     funnel_feed::FunnelFeed,
-    prompt_feed,
+    kv_feed, prompt_feed,
+    refused::{RefusedRows, Wrong},
 };
-use crate::bus::{Published, RowsError};
+use crate::{
+    bus::{Published, RowsError},
+    ids::Micros,
+};
 
 /// Distinct model names; further ones count as the last.
 pub const MODELS_MAX: usize = 1024;
@@ -87,20 +94,30 @@ impl Feed {
         Self { names, open_max, ttft_us, order, funnel, shapes, latest: None }
     }
 
-    /// Appends the batch's rows to `rows`.
-    ///
-    /// # Errors
-    /// The batch does not have its topic's columns.
-    pub fn take(&mut self, published: &Published, rows: &mut FlowRows) -> Result<(), RowsError> {
+    /// Puts the batch's rows into `rows`; what cannot be one goes to `refused`. `now`: for rows off their time.
+    pub fn take(&mut self, published: &Published, now: Micros, (rows, refused): (&mut FlowRows, &RefusedRows)) {
+        let mut wrong = Wrong::new(published.topic, now);
+        if let Err(error) = self.take_columns(published, rows, &mut wrong) {
+            *rows = FlowRows::default();
+            wrong.refuse_batch(published.batch.num_rows(), &error);
+        }
+        refused.push(wrong.finish());
+    }
+
+    fn take_columns(&mut self, published: &Published, rows: &mut FlowRows, wrong: &mut Wrong) -> Result<(), RowsError> {
         prompt_feed::take(&self.names, published, rows)?;
         self.funnel.take(published, rows)?;
         let columns = Columns::new(published.topic, &published.batch);
         match published.topic {
-            Topic::Requests => self.requests(&RequestColumns::of(&columns)?, rows),
+            Topic::Requests => self.requests(&RequestColumns::of(&columns)?, rows, wrong),
             Topic::EngineSteps => self.steps(&columns, &published.batch, rows)?,
-            Topic::KvEvents => kv_rows(&columns, &published.batch, rows)?,
+            Topic::KvEvents => kv_feed::take(&columns, rows, wrong)?,
             Topic::Instances => self.instances(&columns)?,
             _ => {}
+        }
+        if matches!(published.topic, Topic::Requests | Topic::EngineSteps | Topic::KvEvents) {
+            let at = columns.time("at")?;
+            (0..at.len()).for_each(|row| wrong.time(at.value(row)));
         }
         Ok(())
     }
@@ -116,18 +133,22 @@ impl Feed {
         }
     }
 
-    fn requests(&mut self, columns: &RequestColumns<'_>, rows: &mut FlowRows) {
-        (0..columns.event.len()).for_each(|row| self.request(columns, row, rows));
+    fn requests(&mut self, columns: &RequestColumns<'_>, rows: &mut FlowRows, wrong: &mut Wrong) {
+        (0..columns.event.len()).for_each(|row| self.request((columns, row), rows, wrong));
     }
 
-    fn request(&mut self, columns: &RequestColumns<'_>, row: usize, rows: &mut FlowRows) {
+    fn request(&mut self, (columns, row): (&RequestColumns<'_>, usize), rows: &mut FlowRows, wrong: &mut Wrong) {
         let event = columns.event.value(row);
         let is_end = matches!(event, "finished" | "cancelled" | "failed" | "rejected");
         let load = match event {
             "dispatched" => Some(LoadEvent::Arrived),
             "first_token" | "grew" => Some(LoadEvent::Grew),
             _ if is_end => Some(LoadEvent::Finished),
-            _ => None,
+            "arrived" | "queued" => None,
+            _ => {
+                let value = Some(event.to_string());
+                return wrong.refuse("unknown_event", ("event", value), maybe(columns.instance, row));
+            }
         };
         let request = xxh3_64(columns.request_id.value(row).as_bytes());
         let (model, tier) = (self.number(columns.model.value(row)), tier_number(columns.tier.value(row)));
@@ -282,30 +303,6 @@ impl<'a> RequestColumns<'a> {
 
 /// Class of a tenant in rows that do not say it.
 const UNKNOWN_CLASS: u8 = u8::MAX;
-
-/// A row without the fields its event needs becomes a row the operator refuses, so that the gap is seen.
-fn kv_rows(columns: &Columns<'_>, batch: &RecordBatch, rows: &mut FlowRows) -> Result<(), RowsError> {
-    let (instance, epoch, seq) = (columns.u32("instance")?, columns.u64("epoch")?, columns.u64("seq")?);
-    let (events, levels, tokens) = (columns.text("event")?, columns.text("level")?, columns.u32("tokens")?);
-    let (hashes, parents) = (columns.u64("block_hash")?, columns.u64("parent_hash")?);
-    rows.kv.extend((0..batch.num_rows()).map(|row| {
-        let level = match maybe_text(levels, row) {
-            Some("L1") => 0,
-            Some("L2") => 1,
-            _ => u8::MAX,
-        };
-        let (hash, tokens) = (maybe(hashes, row).unwrap_or(0), maybe(tokens, row).unwrap_or(0));
-        let event = match events.value(row) {
-            "stored" => KvChange::Stored { hash, parent: maybe(parents, row), level, tokens },
-            "hit" => KvChange::Hit { hash, level, tokens },
-            "removed" => KvChange::Removed { hash, level },
-            "cleared" => KvChange::Cleared,
-            _ => KvChange::Removed { hash, level: u8::MAX },
-        };
-        KvRow { instance: instance.value(row), epoch: epoch.value(row), seq: seq.value(row), event }
-    }));
-    Ok(())
-}
 
 /// Name of a shape.
 pub(super) fn shape_name(names: &Names, shape: u32) -> String {

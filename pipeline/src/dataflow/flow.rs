@@ -81,6 +81,7 @@ impl Dataflow {
         let feeder = Feeder {
             subscription: bus.subscribe(&TOPICS),
             bus: bus.clone(),
+            views: views.clone(),
             feed: Feed::new(names, config.open_requests_max),
             outlet,
             clock,
@@ -132,6 +133,7 @@ impl Outlet {
 struct Feeder {
     subscription: Subscription,
     bus: Bus,
+    views: Arc<FlowViews>,
     feed: Feed,
     epochs: EpochLog,
     outlet: Outlet,
@@ -202,8 +204,8 @@ impl Feeder {
             return true;
         }
         let mut rows = FlowRows::default();
-        if let Err(error) = self.feed.take(&published, &mut rows) {
-            self.report("malformed_batch", format!("{}: {error}", published.topic.name()));
+        self.feed.take(&published, (self.clock)(), (&mut rows, self.views.refused()));
+        if rows.is_empty() {
             return true;
         }
         self.send(0, Message::Rows(rows)).await

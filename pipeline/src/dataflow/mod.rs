@@ -5,13 +5,16 @@
 //! | `columns` | columns of a batch, read in place |
 //! | `feed` | batches become rows with integer keys |
 //! | `epoch_log` | which rows came in which epoch, as rows (SPEC X2) |
+//! | `foreign/` | KV events of vLLM and SGLang as rows of ours |
 //! | `flow` | the feeder: rows from the bus, epochs by the clock |
 //! | `threads` | timely workers on threads of their own |
 //! | `cluster` | the same workers in processes of their own, over several hosts |
 //! | `views` | the reader structures: one consistent state per epoch, and the prefix index |
 //! | `read` | what policies see of the views |
+//! | `kv_feed` | the same for KV events |
 //! | `prompt_feed`, `curve_rows` | the same for the miss-ratio curve, in and out |
 //! | `funnel_feed`, `funnel_rows` | rows in and out of the hit-rate funnel and the diagnosis |
+//! | `refused` | rows that were not taken, with their reason |
 //! | `publish`, `publish_predictors` | views become rows of the bus, once per period |
 //!
 //! Invariants: tokio never runs a timely worker; a view is replaced as a whole, so a reader sees one epoch; a dead or slow
@@ -22,21 +25,28 @@ mod columns;
 mod curve_rows;
 mod epoch_log;
 mod feed;
+#[cfg(test)]
+mod feed_tests;
 mod flow;
+pub mod foreign;
 mod funnel_feed;
 mod funnel_rows;
+mod kv_feed;
 mod prompt_feed;
 mod publish;
 mod publish_predictors;
 mod read;
+mod refused;
 mod threads;
 mod views;
 
 pub use epoch_log::EpochLog;
 pub use feed::{Feed, Names, TOPICS};
 pub use flow::{Dataflow, FlowError, flow_config, horizon_periods, trend_epochs};
-pub use publish::{FunnelRows, ViewRows, funnel_rows, view_rows};
+pub use kv_feed::level_number;
+pub use publish::{FunnelRows, ViewRows, cache_row, funnel_rows, view_rows};
 pub use publish_predictors::{PredictorRows, PredictorSpan, predictor_rows};
 pub use read::{engine_view, read_prefixes, view_mode};
+pub use refused::{OFF_TIME_US, RefusedRows};
 pub use threads::take_rows;
-pub use views::{FlowViews, FunnelNews, ViewState};
+pub use views::{CacheSays, FlowViews, FunnelNews, ViewState};

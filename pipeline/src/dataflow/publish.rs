@@ -2,18 +2,18 @@
 //!
 //! Cost: O(live atoms + instances + groups) per period. Nothing is published while nothing is live.
 
-use operators::{DistributionRow, LoadTotal, Quantiles, SessionRow};
+use operators::{CacheReport, DistributionRow, LoadTotal, Quantiles, SessionRow};
 
 use super::{
     feed::{Names, tier_name},
     funnel_rows::{case_rows, diagnosis_row, window_rows},
-    views::{FlowViews, FunnelNews, ViewState},
+    views::{CacheSays, FlowViews, FunnelNews, ViewState},
 };
 use crate::{
     ids::Micros,
     rows::{
-        AtomLoadRow, DiagnosisRow, FunnelRow, FunnelWindowRow, InstanceLoadRow, LoadTotalsRow, RequestDistributionRow,
-        SessionActivityRow,
+        AtomLoadRow, CacheViewRow, DiagnosisRow, FunnelRow, FunnelWindowRow, InstanceLoadRow, LoadTotalsRow,
+        RequestDistributionRow, SessionActivityRow,
     },
 };
 
@@ -117,6 +117,30 @@ fn session_row(row: &SessionRow, names: &Names, as_of: Micros, epoch_us: i64) ->
         turns_p95: row.turns.map(|turns| turns.p95 as f64),
         turns_p99: row.turns.map(|turns| turns.p99 as f64),
         sampled_one_in: row.sampled_one_in,
+    }
+}
+
+/// What the cache index said of itself, as a row; requests are no rows.
+pub fn cache_row(said: &CacheSays) -> Option<CacheViewRow> {
+    let row = |instance, epoch, event: &str| CacheViewRow {
+        at: said.at,
+        instance,
+        epoch,
+        event: event.into(),
+        mode: said.trust.0.name().into(),
+        cause: said.trust.1.name().into(),
+        ..CacheViewRow::default()
+    };
+    match said.report {
+        CacheReport::Health(health) => Some(row(health.instance, health.incarnation, "mode")),
+        CacheReport::Audit(audit) => Some(CacheViewRow {
+            held_blocks: Some(audit.held),
+            indexed_blocks: Some(audit.indexed),
+            differing_blocks: Some(audit.differing),
+            drift_ratio: Some(audit.drift_ratio()),
+            ..row(audit.instance, audit.incarnation, if audit.is_listed { "listing" } else { "audit" })
+        }),
+        CacheReport::Replay(_) => None,
     }
 }
 

@@ -3,7 +3,7 @@
 //! The gateway and the replay (SPEC X2) read views through here, so they see the same of the same state. Pure; cost: that of
 //! the look-ups. No state.
 
-use operators::InstanceState as EngineState;
+use operators::{CacheTrust, InstanceState as EngineState};
 
 use super::views::{FlowViews, ViewState};
 use crate::{
@@ -17,8 +17,11 @@ pub fn view_mode(state: Option<&ViewState>, now: Micros, stale_after_us: i64) ->
     match state.as_of {
         None => ViewMode::Stale,
         Some(as_of) if now - as_of > stale_after_us => ViewMode::Stale,
-        Some(_) if state.is_degraded() => ViewMode::Degraded,
-        Some(_) => ViewMode::Exact,
+        Some(_) => match state.cache_trust() {
+            CacheTrust::Exact => ViewMode::Exact,
+            CacheTrust::Approximate => ViewMode::Approximate,
+            CacheTrust::Degraded | CacheTrust::Dropped => ViewMode::Degraded,
+        },
     }
 }
 

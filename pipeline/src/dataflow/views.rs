@@ -1,7 +1,7 @@
 //! What the gateway reads: one consistent state per epoch behind an `ArcSwap`, and the prefix index.
 //!
-//! Invariant: a state holds the changes of all workers up to its epoch and of none after it; reading it takes no lock. The
-//! prefix index takes one shard's read lock a block; a reader that saw half an epoch is told so, and looks again
+//! Invariant: a state holds the changes of all workers up to its epoch and of none after it; reading it takes no lock, nor
+//! does the prefix index; a reader that saw half an epoch of it is told so, and looks again
 //! ([`FlowViews::read_prefixes`]).
 //! Cost: publishing copies the state, O(instances + live atoms + groups) per epoch; reading is one atomic load.
 //! State: bounded by the operators' bounds, plus changes of epochs that not all workers have closed yet.
@@ -16,24 +16,33 @@ use std::{
 
 use arc_swap::ArcSwap;
 use operators::{
-    ArrivalTrendRow, CacheTrust, CurveGroup, CurveRow, DiagnosisRow, DistributionRow, FunnelCase, FunnelWindowRow,
-    InstanceState, LengthKey, LoadTotal, OutputLengthRow, PrefixIndex, PrefixIndexConfig, Refused, ServiceTimeRow,
-    SessionRow, Span, ViewChanges,
+    ArrivalTrendRow, CacheAudit, CacheCause, CacheReport, CacheTrust, CurveGroup, CurveRow, DiagnosisRow,
+    DistributionRow, FunnelCase, FunnelWindowRow, InstanceState, LengthKey, LoadTotal, OutputLengthRow, PrefixIndex,
+    PrefixIndexConfig, ReplayRequest, ServiceTimeRow, SessionRow, Span, ViewChanges,
 };
 
 use super::{
     curve_rows::{EpochClock, curve_rows},
     feed::Names,
+    refused::{self, RefusedRows},
 };
 use crate::{ids::Micros, rows::MrcRow};
 
-/// Refused rows kept until somebody takes them; further ones are only counted.
-const REFUSED_MAX: usize = 1024;
 /// Looks at the prefix index before one that fell between two epochs is taken as it is.
 const LOOKS_MAX: usize = 3;
 
 /// No moment.
 const NEVER: Micros = Micros::MIN;
+/// Reports of the cache index kept until somebody takes them; the oldest go first.
+const REPORTS_MAX: usize = 1024;
+
+/// Something the cache index said, with the trust in its instance at that moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CacheSays {
+    pub at: Micros,
+    pub trust: (CacheTrust, CacheCause),
+    pub report: CacheReport,
+}
 
 /// Closed requests kept until somebody takes them; further ones are only counted.
 const CASES_MAX: usize = 16_384;
@@ -79,7 +88,10 @@ pub struct ViewState {
     pub instances: HashMap<u32, InstanceState>,
     /// Blocks of the cache index per instance.
     pub cached_blocks: HashMap<u32, i64>,
-    pub trust: HashMap<u32, CacheTrust>,
+    /// How far each instance's part of the cache index can be trusted, and why; those dropped are not here.
+    pub trust: HashMap<u32, (CacheTrust, CacheCause)>,
+    /// The last audit of each instance.
+    pub audits: HashMap<u32, CacheAudit>,
     /// Running distribution per `(model, tier)`.
     pub distribution: HashMap<(u32, u8), DistributionRow>,
     /// Active sessions per model at the end of the latest window.
@@ -90,14 +102,12 @@ pub struct ViewState {
     pub output_lengths: Arc<BTreeMap<LengthKey, OutputLengthRow>>,
     /// Trend of arrivals per model.
     pub arrival_trends: Arc<BTreeMap<u32, ArrivalTrendRow>>,
-    /// Rows the operators refused since the start.
-    pub refused: u64,
 }
 
 impl ViewState {
-    /// Some instance's part of the cache index has known gaps.
-    pub fn is_degraded(&self) -> bool {
-        self.trust.values().any(|trust| *trust != CacheTrust::Exact)
+    /// Trust in the cache index as a whole: that in the instance which is trusted least.
+    pub fn cache_trust(&self) -> CacheTrust {
+        self.trust.values().map(|(trust, _)| *trust).max().unwrap_or(CacheTrust::Exact)
     }
 }
 
@@ -109,10 +119,12 @@ struct Building {
     /// Per worker: changes not applied yet, and the last epoch it closed.
     waiting: Vec<(VecDeque<ViewChanges>, Option<u64>)>,
     state: ViewState,
-    refused: Vec<Refused>,
     /// The newest curve of each group since they were last taken.
     curves: BTreeMap<CurveGroup, CurveRow>,
     funnel: FunnelNews,
+    reports: VecDeque<CacheSays>,
+    /// The last request to each instance.
+    replays: BTreeMap<u32, ReplayRequest>,
 }
 
 /// See the module.
@@ -125,6 +137,7 @@ pub struct FlowViews {
     version: AtomicU64,
     /// State of the prefix index; [`NEVER`] before the first.
     prefixes_as_of: AtomicI64,
+    refused: RefusedRows,
     names: Names,
     /// End of epoch 0, and length of an epoch, in microseconds.
     origin: Micros,
@@ -142,6 +155,7 @@ impl FlowViews {
             prefix_config: prefixes,
             version: AtomicU64::new(0),
             prefixes_as_of: AtomicI64::new(NEVER),
+            refused: RefusedRows::default(),
             names,
             origin,
             epoch_us,
@@ -178,9 +192,20 @@ impl FlowViews {
         &self.names
     }
 
-    /// Rows refused since the last call, at most a bounded number of them.
-    pub fn take_refused(&self) -> Vec<Refused> {
-        std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).refused)
+    /// Rows that were not taken.
+    pub fn refused(&self) -> &RefusedRows {
+        &self.refused
+    }
+
+    /// What the cache index said of itself since the last call, at most a bounded number of things.
+    pub fn take_cache_reports(&self) -> Vec<CacheSays> {
+        self.building.lock().unwrap_or_else(PoisonError::into_inner).reports.drain(..).collect()
+    }
+
+    /// What the cache index wants to hear again, as of the last call: at most one request an instance.
+    pub fn take_replays(&self) -> Vec<ReplayRequest> {
+        let replays = std::mem::take(&mut self.building.lock().unwrap_or_else(PoisonError::into_inner).replays);
+        replays.into_values().collect()
     }
 
     /// The newest miss-ratio curves since the last call, as rows.
@@ -234,7 +259,12 @@ impl FlowViews {
         self.version.fetch_add(1, Ordering::AcqRel);
         for changes in ready {
             self.prefixes.load().apply(&changes.cache);
-            building.apply(changes);
+            let at = self.origin + (changes.epoch as i64 + 1) * self.epoch_us;
+            // Workers that began again come to it a second time.
+            if building.told.is_none_or(|told| changes.epoch > told) {
+                self.refused.push(changes.refused.iter().map(|refused| refused::row(refused, at)).collect());
+            }
+            building.apply(changes, at);
         }
         self.prefixes_as_of.store(as_of, Ordering::Release);
         self.version.fetch_add(1, Ordering::AcqRel);
@@ -244,7 +274,7 @@ impl FlowViews {
 }
 
 impl Building {
-    fn apply(&mut self, mut changes: ViewChanges) {
+    fn apply(&mut self, mut changes: ViewChanges, at: Micros) {
         self.applied = self.applied.max(Some(changes.epoch));
         if self.told.is_some_and(|told| changes.epoch <= told) {
             // Workers that began again come to it a second time; it is news no more.
@@ -254,6 +284,7 @@ impl Building {
             changes.curves.clear();
             changes.refused.clear();
         }
+        changes.cache_reports.iter().for_each(|report| self.cache_report(*report, at));
         self.funnel.take(&mut changes);
         self.curves.extend(changes.curves.into_iter().map(|curve| (curve.group, curve)));
         let state = &mut self.state;
@@ -269,16 +300,40 @@ impl Building {
         for (key, difference) in &changes.cache {
             *state.cached_blocks.entry(key.1).or_default() += difference;
         }
-        state.trust.extend(changes.cache_health.into_iter().map(|health| (health.instance, health.trust)));
         for row in changes.distribution.into_iter().filter(|row| row.span == Span::Running) {
             state.distribution.insert((row.model, row.tier), row);
         }
         learn(&mut state.service_times, changes.service_times, |row| row.shape);
         learn(&mut state.output_lengths, changes.output_lengths, |row| row.key);
         learn(&mut state.arrival_trends, changes.arrival_trends, |row| row.model);
-        state.refused += changes.refused.iter().map(|refused| refused.rows).sum::<u64>();
-        let room = REFUSED_MAX.saturating_sub(self.refused.len());
-        self.refused.extend(changes.refused.into_iter().take(room));
+    }
+
+    fn cache_report(&mut self, report: CacheReport, at: Micros) {
+        let state = &mut self.state;
+        let instance = match report {
+            CacheReport::Health(health) => {
+                state.trust.insert(health.instance, (health.trust, health.cause));
+                health.instance
+            }
+            CacheReport::Audit(audit) => {
+                state.audits.insert(audit.instance, audit);
+                audit.instance
+            }
+            CacheReport::Replay(request) => {
+                self.replays.insert(request.instance, request);
+                return;
+            }
+        };
+        let trust = state.trust.get(&instance).copied().unwrap_or((CacheTrust::Degraded, CacheCause::Lost));
+        if trust.0 == CacheTrust::Dropped {
+            state.trust.remove(&instance);
+            state.audits.remove(&instance);
+            self.replays.remove(&instance);
+        }
+        self.reports.push_back(CacheSays { at, trust, report });
+        if self.reports.len() > REPORTS_MAX {
+            self.reports.pop_front();
+        }
     }
 }
 

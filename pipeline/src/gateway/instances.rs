@@ -19,6 +19,7 @@ use engine::{
     step::TokenLogprob,
 };
 use futures::Stream;
+use operators::ReplayWant;
 use tokio::sync::Notify;
 
 use crate::ids::{InstanceId, Micros, ProcessEpoch};
@@ -87,10 +88,23 @@ pub trait InstanceClient: Send + Sync {
         grammar: Option<GrammarSource>,
     ) -> Result<ChunkStream, InstanceError>;
 
+    /// Has KV events told again, or blocks anew, by the incarnation's telemetry; gives the rows on their way.
+    async fn tell_kv(&self, _epoch: ProcessEpoch, _ask: KvAsk) -> Result<u64, InstanceError> {
+        Err(InstanceError::Refused("this instance does not tell its KV events again".into()))
+    }
+
     /// Runs the sequence with its text free.
     async fn generate(&self, call: GenerateCall) -> Result<ChunkStream, InstanceError> {
         self.generate_within(call, None).await
     }
+}
+
+/// What an instance is asked to tell of its KV blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvAsk {
+    /// How many blocks it holds in each audit bucket, and their sum.
+    Sums,
+    Again(ReplayWant),
 }
 
 /// State of an instance as its supervisor knows it.

@@ -9,6 +9,8 @@ use crate::ids::{InstanceId, Micros, ProcessEpoch};
 pub enum ViewMode {
     /// Complete to within one epoch.
     Exact,
+    /// Complete but for blocks that the cache index has no room for: hits are understated.
+    Approximate,
     /// Complete but for known gaps (a lost KV event, a dropped request).
     Degraded,
     /// Older than `dataflow.stale_after`, or the dataflow is dead.
@@ -21,6 +23,7 @@ impl ViewMode {
     pub fn name(self) -> &'static str {
         match self {
             ViewMode::Exact => "exact",
+            ViewMode::Approximate => "approximate",
             ViewMode::Degraded => "degraded",
             ViewMode::Stale => "stale",
             ViewMode::Off => "off",
@@ -29,12 +32,14 @@ impl ViewMode {
 
     /// The mode of a name that [`name`](Self::name) gave.
     pub fn from_name(name: &str) -> Option<ViewMode> {
-        [ViewMode::Exact, ViewMode::Degraded, ViewMode::Stale, ViewMode::Off].into_iter().find(|m| m.name() == name)
+        [ViewMode::Exact, ViewMode::Approximate, ViewMode::Degraded, ViewMode::Stale, ViewMode::Off]
+            .into_iter()
+            .find(|m| m.name() == name)
     }
 
     /// Views may be read; otherwise policies take their safe branch.
     pub fn is_usable(self) -> bool {
-        matches!(self, ViewMode::Exact | ViewMode::Degraded)
+        matches!(self, ViewMode::Exact | ViewMode::Approximate | ViewMode::Degraded)
     }
 }
 

@@ -14,7 +14,7 @@ use super::report::{Difference, Report};
 use crate::{
     bus::{Archive, Published},
     config::Recorded,
-    dataflow::{Feed, FlowViews, Names, engine_view, flow_config, read_prefixes, take_rows, view_mode},
+    dataflow::{Feed, FlowViews, Names, RefusedRows, engine_view, flow_config, read_prefixes, take_rows, view_mode},
     gateway::reading::view_of,
     ids::Micros,
     policy::{InstanceView, ViewMode},
@@ -175,10 +175,10 @@ impl Flow {
             }
             next = first_row + batch.num_rows() as u64;
             let mut taken = FlowRows::default();
-            // A batch the feeder could not read was left out by it, too.
-            if self.feed.take(&Published { topic, first_row, batch }, &mut taken).is_ok() {
-                take_rows(worker, &mut self.handles.inputs, taken);
-            }
+            // What the feeder refused is refused here, too, and told nobody; when it was has no part in what is taken.
+            let published = Published { topic, first_row, batch };
+            self.feed.take(&published, 0, (&mut taken, &RefusedRows::default()));
+            take_rows(worker, &mut self.handles.inputs, taken);
         }
         match next == rows.end {
             true => Ok(()),

@@ -20,7 +20,8 @@ use tonic::{
 
 use super::{engine_thread::EngineHandle, wire};
 use crate::{
-    gateway::instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError},
+    gateway::instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError, KvAsk},
+    ids::ProcessEpoch,
     proto::{self, worker_client::WorkerClient},
 };
 
@@ -63,6 +64,14 @@ impl GrpcInstance {
         Ok(answer.map_err(|status| error_of(&status))?.into_inner())
     }
 
+    async fn ask_kv(&self, epoch: ProcessEpoch, ask: KvAsk) -> Result<u64, InstanceError> {
+        let mut client = self.client.clone();
+        let wait = self.limits.answer_timeout;
+        let answer = timeout(wait, client.tell_kv(wire::kv_ask_to_proto(epoch, ask))).await;
+        let answer = answer.map_err(|_| InstanceError::Lost(format!("no answer to a question in {wait:?}")))?;
+        Ok(answer.map_err(|status| error_of(&status))?.into_inner().rows)
+    }
+
     /// Asks the worker to take nothing new and waits until its sequences have ended, at most for `wait`.
     pub async fn drain(&self, wait: Duration) -> Result<(), InstanceError> {
         let mut client = self.client.clone();
@@ -89,6 +98,10 @@ impl InstanceClient for GrpcInstance {
             Err(status) => Err(error_of(&status)),
         });
         Ok(Box::pin(complete(chunks)))
+    }
+
+    async fn tell_kv(&self, epoch: ProcessEpoch, ask: KvAsk) -> Result<u64, InstanceError> {
+        self.ask_kv(epoch, ask).await
     }
 }
 

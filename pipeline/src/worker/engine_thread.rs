@@ -28,7 +28,7 @@ use engine::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{grammars::Grammars, step_rows::StepSink, wall_micros};
-use crate::gateway::instances::GenerateCall;
+use crate::gateway::instances::{GenerateCall, KvAsk};
 
 /// Commands on their way to the engine thread; submitters wait at the bound.
 const COMMANDS_MAX: usize = 256;
@@ -82,6 +82,12 @@ impl EngineStatus {
     }
 }
 
+/// What the thread is told.
+enum Command {
+    Submit(Submit),
+    Tell(KvAsk, oneshot::Sender<usize>),
+}
+
 struct Submit {
     request: GenerateRequest,
     outputs: mpsc::Sender<SequenceOutput>,
@@ -91,7 +97,7 @@ struct Submit {
 /// A way to the engine thread. The thread ends when all handles are gone and no sequence is left.
 #[derive(Clone)]
 pub struct EngineHandle {
-    commands: mpsc::Sender<Submit>,
+    commands: mpsc::Sender<Command>,
     status: Arc<EngineStatus>,
     next_id: Arc<AtomicU64>,
     ended: watch::Receiver<bool>,
@@ -158,7 +164,8 @@ impl EngineHandle {
             class: start.class,
             grammar,
         };
-        self.commands.send(Submit { request, outputs, reply }).await.map_err(|_| StartError::Stopped)?;
+        let command = Command::Submit(Submit { request, outputs, reply });
+        self.commands.send(command).await.map_err(|_| StartError::Stopped)?;
         accepted.await.map_err(|_| StartError::Stopped)??;
         Ok(receiver)
     }
@@ -168,6 +175,14 @@ impl EngineHandle {
         let grammars = grammars.ok_or_else(|| GrammarError::Vocabulary("the worker was not given it".into()))?;
         let compiled = tokio::task::spawn_blocking(move || grammars.compile(&source)).await;
         Ok(compiled.map_err(|error| GrammarError::Vocabulary(format!("the compiler failed: {error}")))??)
+    }
+
+    /// Asks what KV blocks the engine holds; the answer goes to the step sink, at most at the end of the step in progress.
+    /// Gives the rows told.
+    pub async fn tell(&self, ask: KvAsk) -> Result<usize, StartError> {
+        let (reply, told) = oneshot::channel();
+        self.commands.send(Command::Tell(ask, reply)).await.map_err(|_| StartError::Stopped)?;
+        told.await.map_err(|_| StartError::Stopped)
     }
 
     pub fn status(&self) -> &EngineStatus {
@@ -213,7 +228,7 @@ impl Drop for EndGuard {
 
 struct EngineThread {
     engine: Engine,
-    inbox: mpsc::Receiver<Submit>,
+    inbox: mpsc::Receiver<Command>,
     live: HashMap<SequenceId, mpsc::Sender<SequenceOutput>>,
     sink: Box<dyn StepSink>,
     status: Arc<EngineStatus>,
@@ -237,8 +252,22 @@ impl EngineThread {
         }
     }
 
-    fn accept(&mut self, command: Submit) {
-        let Submit { request, outputs, reply } = command;
+    fn accept(&mut self, command: Command) {
+        match command {
+            Command::Submit(submit) => self.submit(submit),
+            Command::Tell(ask, reply) => {
+                // What is told of now follows what has happened until now.
+                let events = self.engine.take_kv_events();
+                let engine = &self.engine;
+                let held = || (engine.held_blocks(), engine.shape().block_size as u32);
+                let told = self.sink.tell(wall_micros(), (ask, events), &held);
+                // Whoever asked may have gone; the answer is on its way all the same.
+                let _ = reply.send(told);
+            }
+        }
+    }
+
+    fn submit(&mut self, Submit { request, outputs, reply }: Submit) {
         let id = request.id;
         let result = self.engine.submit(request, wall_micros());
         if result.is_ok() {

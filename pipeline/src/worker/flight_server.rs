@@ -7,7 +7,7 @@
 //! Invariant: a batch that reaches the sink has exactly the topic's column names and types.
 //! Cost: no copy beyond decoding. Memory: one batch a stream (messages up to `MESSAGE_BYTES_MAX`).
 
-use std::{pin::Pin, sync::Arc};
+use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
 use arrow::{
     array::RecordBatch,
@@ -16,12 +16,12 @@ use arrow::{
 use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, HandshakeResponse,
     PollInfo, PutResult, SchemaResult, Ticket,
-    decode::{DecodedPayload, FlightDataDecoder},
+    decode::{DecodedFlightData, DecodedPayload, FlightDataDecoder},
     error::FlightError,
     flight_service_server::{FlightService, FlightServiceServer},
 };
 use async_trait::async_trait;
-use futures::{Stream, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use queries::schema::Topic;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -77,7 +77,7 @@ impl Put {
     /// Publishes the next batch and answers with its acknowledgement; `None` at the end of the stream.
     async fn next(&mut self) -> Option<Result<PutResult, Status>> {
         loop {
-            let decoded = match self.decoder.next().await? {
+            let decoded = match next_message(&mut self.decoder).await? {
                 Ok(decoded) => decoded,
                 Err(error) => return Some(Err(decode_status(error))),
             };
@@ -95,6 +95,16 @@ impl Put {
             }
         }
     }
+}
+
+/// The next message of a stream. Arrow's decoder panics on some damaged messages (buffers that lie outside the body): that is
+/// an error of the stream like any other, and ends it.
+pub(crate) async fn next_message<D>(decoder: &mut D) -> Option<Result<DecodedFlightData, FlightError>>
+where
+    D: Stream<Item = Result<DecodedFlightData, FlightError>> + Unpin,
+{
+    let next = AssertUnwindSafe(decoder.next()).catch_unwind().await;
+    next.unwrap_or_else(|_| Some(Err(FlightError::DecodeError("the message is damaged".into()))))
 }
 
 async fn publish(

@@ -7,6 +7,7 @@
 //! | `server`, `client` | the gRPC `Worker` service, and an `InstanceClient` over it |
 //! | `grammars` | compiles what a request's text must look like |
 //! | `step_rows` | step reports as rows of the bus |
+//! | `kv_account` | what a worker tells of its KV blocks when asked |
 //! | `telemetry` | rows leave the worker by Arrow Flight `DoPut`; bounded, never in the engine's way |
 //! | `flight_server` | the receiving end in `serve` |
 //! | `process`, `options` | the body of `evenkeel worker`, and its command line |
@@ -25,6 +26,7 @@ pub mod engine_thread;
 pub mod flight_server;
 mod gguf;
 pub mod grammars;
+pub mod kv_account;
 pub mod model;
 pub mod options;
 pub mod paced;

@@ -199,6 +199,10 @@ struct NoOutlet;
 impl RowOutlet for NoOutlet {
     fn engine_step(&self, _: EngineStepRow) {}
     fn kv_events(&self, _: Vec<KvEventRow>) {}
+    fn kv_has_room(&self) -> bool {
+        false
+    }
+    fn kv_account(&self, _: Vec<KvEventRow>) {}
     fn speculation(&self, _: SpeculationRow) {}
 }
 

@@ -132,6 +132,17 @@ impl Worker for WorkerService {
         }))
     }
 
+    async fn tell_kv(&self, request: Request<proto::TellKvRequest>) -> Result<Response<proto::TellKvReply>, Status> {
+        let message = request.into_inner();
+        if message.epoch != self.info.epoch.0 {
+            let own = self.info.epoch.0;
+            return Err(Status::failed_precondition(format!("epoch is {}; this worker's is {own}", message.epoch)));
+        }
+        let ask = wire::kv_ask_from_proto(&message);
+        let told = self.engine.tell(ask).await.map_err(|error| status_of(&error))?;
+        Ok(Response::new(proto::TellKvReply { rows: told as u64 }))
+    }
+
     async fn drain(&self, _: Request<proto::DrainRequest>) -> Result<Response<proto::DrainReply>, Status> {
         WorkerService::drain(self).await;
         Ok(Response::new(proto::DrainReply {}))

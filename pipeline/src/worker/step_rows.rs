@@ -1,17 +1,22 @@
 //! Step reports as rows of the bus: one `engine_steps` row a step, one `kv_events` row a change or use of the prefix cache,
-//! one `speculation` row a class that was switched on or off.
+//! one `speculation` row a class that was switched on or off. What is told again or anew when asked (`kv_account`) goes the
+//! same way, in its place among the events.
 //!
 //! Invariant: `kv_events.seq` counts from 1 without gaps in an incarnation, so a reader that sees a gap knows its view is
-//! incomplete (SPEC C4). Cost: one small allocation a KV event. State: one counter.
+//! incomplete (SPEC C4). Cost: two small allocations a KV event. State: one counter, and the newest rows (`kv_account`).
 
 use engine::{
-    events::{KvEvent, Level},
+    events::{HeldBlock, KvEvent, Level},
     request::{Lane, RequestClass},
     speculation::report::{SpeculationChange, SpeculationClass, SpeculationState},
     step::StepStats,
 };
 
+use operators::ReplayWant;
+
+use super::kv_account::{self, KeptRows};
 use crate::{
+    gateway::instances::KvAsk,
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::Tier,
     rows::{EngineStepRow, KvEventRow, SpeculationRow},
@@ -21,6 +26,9 @@ use crate::{
 pub trait StepSink: Send {
     /// `at` is the end of the step, `step_us` its duration.
     fn step(&mut self, at: Micros, step_us: i64, stats: StepStats, events: Vec<KvEvent>);
+    /// Answers a question about KV blocks, after the events since the last step; `held` lists those the engine has, of so many
+    /// tokens each. Gives the rows told.
+    fn tell(&mut self, at: Micros, question: (KvAsk, Vec<KvEvent>), held: &dyn Fn() -> (Vec<HeldBlock>, u32)) -> usize;
     /// Takes what the step at `at` switched.
     fn speculation(&mut self, at: Micros, changes: Vec<SpeculationChange>);
 }
@@ -29,6 +37,10 @@ pub trait StepSink: Send {
 pub trait RowOutlet: Send + Sync {
     fn engine_step(&self, row: EngineStepRow);
     fn kv_events(&self, rows: Vec<KvEventRow>);
+    /// An answer may be given: fewer KV rows wait than the bound.
+    fn kv_has_room(&self) -> bool;
+    /// Takes an answer, which may pass the bound: it is told as a whole or not at all.
+    fn kv_account(&self, rows: Vec<KvEventRow>);
     fn speculation(&self, row: SpeculationRow);
 }
 
@@ -37,12 +49,33 @@ pub struct StepRows<O> {
     instance: InstanceId,
     epoch: ProcessEpoch,
     kv_seq: u64,
+    kept: KeptRows,
+    /// The number of the last event when sums were last told.
+    summed: Option<u64>,
     outlet: O,
 }
 
 impl<O: RowOutlet> StepRows<O> {
     pub fn new(instance: InstanceId, epoch: ProcessEpoch, outlet: O) -> Self {
-        StepRows { instance, epoch, kv_seq: 0, outlet }
+        StepRows { instance, epoch, kv_seq: 0, kept: KeptRows::default(), summed: None, outlet }
+    }
+
+    fn events(&mut self, at: Micros, events: Vec<KvEvent>) {
+        let rows: Vec<KvEventRow> = events.into_iter().map(|event| self.kv_row(at, event)).collect();
+        if !rows.is_empty() {
+            self.kept.keep(&rows);
+            self.outlet.kv_events(rows);
+        }
+    }
+
+    /// Numbers rows of the instance.
+    fn number(&mut self, at: Micros, rows: Vec<KvEventRow>) -> Vec<KvEventRow> {
+        let (instance, epoch) = (self.instance.0, self.epoch.0);
+        let numbered = rows.into_iter().map(|row| {
+            self.kv_seq += 1;
+            KvEventRow { at, instance, epoch, seq: self.kv_seq, ..row }
+        });
+        numbered.collect()
     }
 
     fn kv_row(&mut self, at: Micros, event: KvEvent) -> KvEventRow {
@@ -52,11 +85,7 @@ impl<O: RowOutlet> StepRows<O> {
             instance: self.instance.0,
             epoch: self.epoch.0,
             seq: self.kv_seq,
-            event: String::new(),
-            block_hash: None,
-            parent_hash: None,
-            level: None,
-            tokens: None,
+            ..KvEventRow::default()
         };
         match event {
             KvEvent::Stored { hash, parent, level, tokens } => {
@@ -85,10 +114,7 @@ impl<O: RowOutlet> StepRows<O> {
 
 impl<O: RowOutlet> StepSink for StepRows<O> {
     fn step(&mut self, at: Micros, step_us: i64, stats: StepStats, events: Vec<KvEvent>) {
-        let rows: Vec<KvEventRow> = events.into_iter().map(|event| self.kv_row(at, event)).collect();
-        if !rows.is_empty() {
-            self.outlet.kv_events(rows);
-        }
+        self.events(at, events);
         self.outlet.engine_step(EngineStepRow {
             at,
             instance: self.instance.0,
@@ -115,6 +141,45 @@ impl<O: RowOutlet> StepSink for StepRows<O> {
             copied_blocks: stats.copied_blocks,
             l2_blocks_used: stats.l2_blocks_used,
         });
+    }
+
+    fn tell(
+        &mut self,
+        at: Micros,
+        (ask, events): (KvAsk, Vec<KvEvent>),
+        held: &dyn Fn() -> (Vec<HeldBlock>, u32),
+    ) -> usize {
+        self.events(at, events);
+        // Nothing has happened since: the same sums would be told.
+        if ask == KvAsk::Sums && self.summed == Some(self.kv_seq) {
+            return 0;
+        }
+        let again = match ask {
+            KvAsk::Again(ReplayWant::Events { from_seq, to_seq }) => self.kept.between(from_seq, to_seq),
+            KvAsk::Sums | KvAsk::Again(_) => None,
+        };
+        // An answer that is not given is asked for again.
+        if !self.outlet.kv_has_room() {
+            return 0;
+        }
+        let rows = again.unwrap_or_else(|| {
+            let (held, tokens) = held();
+            let rows = match ask {
+                KvAsk::Sums => kv_account::sums(&held),
+                KvAsk::Again(ReplayWant::Buckets { mask }) => kv_account::listed(&held, tokens, mask),
+                KvAsk::Again(ReplayWant::Everything | ReplayWant::Events { .. }) => {
+                    kv_account::everything(&held, tokens)
+                }
+            };
+            self.number(at, rows)
+        });
+        if ask == KvAsk::Sums {
+            self.kept.keep(&rows);
+            self.summed = Some(self.kv_seq);
+        }
+        let told = rows.len();
+        self.outlet.kv_account(rows);
+        told
     }
 
     fn speculation(&mut self, at: Micros, changes: Vec<SpeculationChange>) {
@@ -149,7 +214,7 @@ fn class_name(class: SpeculationClass) -> String {
     }
 }
 
-fn level_name(level: Level) -> &'static str {
+pub(super) fn level_name(level: Level) -> &'static str {
     match level {
         Level::L1 => "L1",
         Level::L2 => "L2",
@@ -174,7 +239,44 @@ mod tests {
         fn kv_events(&self, rows: Vec<KvEventRow>) {
             self.0.lock().unwrap().1.extend(rows);
         }
+        fn kv_has_room(&self) -> bool {
+            true
+        }
+        fn kv_account(&self, rows: Vec<KvEventRow>) {
+            self.kv_events(rows);
+        }
         fn speculation(&self, _: SpeculationRow) {}
+    }
+
+    fn held(hash: u64, parent: Option<u64>, level: Level) -> HeldBlock {
+        HeldBlock { hash: BlockHash(hash), parent: parent.map(BlockHash), level }
+    }
+
+    /// Scenario: two events; then they are asked for again, sums twice, a bucket, events that never were.
+    /// Guarantees: the same rows again; sums once, as nothing happened since; the bucket's blocks behind their number;
+    /// everything for what is not kept. All but what is told again has numbers of its own, without gaps.
+    #[test]
+    fn asked_workers_tell_again_or_anew() {
+        let kept = Kept::default();
+        let mut rows = StepRows::new(InstanceId(3), ProcessEpoch(9), &kept);
+        let stored = |hash| KvEvent::Stored { hash: BlockHash(hash), parent: None, level: Level::L1, tokens: 16 };
+        rows.step(10, 5, StepStats::default(), vec![stored(1), stored(2)]);
+        let (low, high) = (1, u64::MAX);
+        let blocks = || (vec![held(low, None, Level::L1), held(high, Some(low), Level::L2)], 16);
+        let mut tell = |ask| rows.tell(20, (ask, Vec::new()), &blocks);
+        let again = |from_seq, to_seq| KvAsk::Again(ReplayWant::Events { from_seq, to_seq });
+        assert_eq!((tell(again(1, 2)), tell(KvAsk::Sums), tell(KvAsk::Sums)), (2, 16, 0));
+        assert_eq!((tell(KvAsk::Again(ReplayWant::Buckets { mask: 1 << 15 })), tell(again(500, 600))), (2, 3));
+        let (_, told) = &*kept.0.lock().unwrap();
+        assert_eq!(told.iter().map(|row| row.seq).collect::<Vec<_>>(), [vec![1, 2, 1, 2], (3..=23).collect()].concat());
+        assert_eq!(told[..2], told[2..4]);
+        let sums = &told[4..20];
+        assert_eq!(sums.iter().map(|row| row.blocks.unwrap()).sum::<u32>(), 2);
+        assert_eq!((sums[0].block_hash, sums[15].block_hash), (Some(low), Some(high.wrapping_mul(3))));
+        assert_eq!((told[20].event.as_str(), told[20].bucket, told[20].blocks), ("listed", Some(15), Some(1)));
+        assert_eq!((told[21].block_hash, told[21].level.as_deref()), (Some(high), Some("L2")));
+        let names: Vec<_> = told[22..].iter().map(|row| (row.event.as_str(), row.parent_hash)).collect();
+        assert_eq!(names, [("cleared", None), ("stored", None), ("stored", Some(low))]);
     }
 
     /// Scenario: three steps with two, none and three KV events. Guarantees: `seq` runs 1 to 5 without a gap over steps,

@@ -5,6 +5,8 @@
 //! acknowledged. Rows wait in a bounded queue. At the bound the oldest are dropped and counted: `step` and
 //! `kv_events.seq` then show the gap, and a view built on `kv_events` knows that it is incomplete (SPEC C4, X5).
 //!
+//! A worker that is asked for its KV blocks answers as a whole: its answer may pass the bound, one at a time.
+//!
 //! Invariant: the engine thread only takes a short lock, it never waits for the network.
 //! Cost: a row is copied once into Arrow columns. Memory: `queue_rows` rows a topic and one batch.
 
@@ -13,7 +15,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -96,6 +98,8 @@ pub struct TelemetryConfig {
 /// A topic's waiting rows.
 struct RowQueue<R> {
     rows: Mutex<VecDeque<R>>,
+    /// Rows beyond the bound that wait: an answer is told as a whole.
+    beyond: AtomicUsize,
     bound: usize,
     arrived: Notify,
     dropped: AtomicU64,
@@ -103,17 +107,42 @@ struct RowQueue<R> {
 
 impl<R> RowQueue<R> {
     fn new(bound: usize) -> Self {
-        RowQueue { rows: Mutex::default(), bound: bound.max(1), arrived: Notify::new(), dropped: AtomicU64::new(0) }
+        RowQueue {
+            rows: Mutex::default(),
+            beyond: AtomicUsize::new(0),
+            bound: bound.max(1),
+            arrived: Notify::new(),
+            dropped: AtomicU64::new(0),
+        }
     }
 
+    /// Takes rows; at the bound the oldest go, or while an answer waits, the newest.
     fn push(&self, new: impl IntoIterator<Item = R>) {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.extend(new);
-        let excess = rows.len().saturating_sub(self.bound);
-        rows.drain(..excess);
+        let beyond = self.beyond.load(Ordering::Relaxed);
+        let excess = rows.len().saturating_sub(self.bound + beyond);
+        if beyond > 0 {
+            rows.truncate(self.bound + beyond);
+        } else {
+            rows.drain(..excess);
+        }
         drop(rows);
         self.dropped.fetch_add(excess as u64, Ordering::Relaxed);
         self.arrived.notify_one();
+    }
+
+    /// Takes rows that are not dropped at the bound.
+    fn push_beyond(&self, new: Vec<R>) {
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        self.beyond.fetch_add(new.len(), Ordering::Relaxed);
+        rows.extend(new);
+        drop(rows);
+        self.arrived.notify_one();
+    }
+
+    fn has_room(&self) -> bool {
+        self.len() < self.bound
     }
 
     fn len(&self) -> usize {
@@ -123,6 +152,8 @@ impl<R> RowQueue<R> {
     fn take(&self, most: usize) -> Vec<R> {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let count = rows.len().min(most);
+        let beyond = self.beyond.load(Ordering::Relaxed);
+        self.beyond.store(beyond.min((rows.len() - count).saturating_sub(self.bound)), Ordering::Relaxed);
         rows.drain(..count).collect()
     }
 }
@@ -144,6 +175,14 @@ impl RowOutlet for TelemetryOutlet {
 
     fn kv_events(&self, rows: Vec<KvEventRow>) {
         self.0.kv.push(rows);
+    }
+
+    fn kv_has_room(&self) -> bool {
+        self.0.kv.has_room()
+    }
+
+    fn kv_account(&self, rows: Vec<KvEventRow>) {
+        self.0.kv.push_beyond(rows);
     }
 
     fn speculation(&self, row: SpeculationRow) {
@@ -365,5 +404,21 @@ mod tests {
         assert_eq!(queue.dropped.load(Ordering::Relaxed), 6);
         assert_eq!(queue.take(3), [6, 7, 8]);
         assert_eq!((queue.take(3), queue.len()), (vec![9], 0));
+    }
+
+    /// Scenario: an answer of 6 rows and rows after it, into a queue of 4. Guarantees: the answer is kept whole, of the rows
+    /// after it those that fit; once it is taken the bound is the old one.
+    #[test]
+    fn an_answer_is_kept_whole() {
+        let queue = RowQueue::new(4);
+        queue.push([0]);
+        assert!(queue.has_room());
+        queue.push_beyond((1..7).collect());
+        queue.push(7..12);
+        assert!(!queue.has_room());
+        assert_eq!(queue.take(6), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(queue.dropped.load(Ordering::Relaxed), 2);
+        queue.push(12..20);
+        assert_eq!(queue.take(9), [16, 17, 18, 19]);
     }
 }

@@ -10,9 +10,12 @@ use engine::{
     step::{Finish, SequenceOutput, TokenLogprob},
 };
 
+use operators::ReplayWant;
+
 use super::engine_thread::Start;
 use crate::{
-    gateway::instances::{Chunk, ChunkFinish, GenerateCall},
+    gateway::instances::{Chunk, ChunkFinish, GenerateCall, KvAsk},
+    ids::ProcessEpoch,
     proto,
 };
 
@@ -210,6 +213,33 @@ fn finish_from_proto(finish: proto::Finish) -> Result<ChunkFinish, WireError> {
         cached_tokens: finish.cached_tokens,
         error: (!finish.error.is_empty()).then_some(finish.error),
     })
+}
+
+/// What a worker is asked to tell of its KV blocks.
+pub fn kv_ask_to_proto(epoch: ProcessEpoch, ask: KvAsk) -> proto::TellKvRequest {
+    use proto::tell_kv_request::Again;
+    let again = match ask {
+        KvAsk::Sums => None,
+        KvAsk::Again(ReplayWant::Events { from_seq, to_seq }) => {
+            Some(Again::Events(proto::KvEvents { from_seq, to_seq }))
+        }
+        KvAsk::Again(ReplayWant::Buckets { mask }) => Some(Again::Buckets(mask)),
+        KvAsk::Again(ReplayWant::Everything) => Some(Again::Everything(proto::KvEverything {})),
+    };
+    proto::TellKvRequest { epoch: epoch.0, again }
+}
+
+/// The other way round; every message is a question.
+pub fn kv_ask_from_proto(message: &proto::TellKvRequest) -> KvAsk {
+    use proto::tell_kv_request::Again;
+    match &message.again {
+        None => KvAsk::Sums,
+        Some(Again::Events(events)) => {
+            KvAsk::Again(ReplayWant::Events { from_seq: events.from_seq, to_seq: events.to_seq })
+        }
+        Some(Again::Buckets(mask)) => KvAsk::Again(ReplayWant::Buckets { mask: *mask }),
+        Some(Again::Everything(_)) => KvAsk::Again(ReplayWant::Everything),
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `gateway` | what the gateway adds to a call of a worker, in time and CPU |
 //! | `dataflow` | events absorbed a second against a plain program; time from an event to the view |
+//! | `cache_index` | memory of the cache index, and longest-prefix matches while it absorbs events |
 //! | `engine` | tokens a second against llama.cpp on the same file, and against the machine's limits |
 //! | `mrc` | the miss-ratio curve of a trace, beside a direct simulation of LRU caches |
 //! | `figures` | medians, percentiles, CPU time of a process |
@@ -11,6 +12,7 @@
 //! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name.
 //! Cost and state: a bench keeps one number per request or event measured. Nothing here is used by serving code.
 
+mod cache_index;
 mod dataflow;
 pub(super) mod engine;
 mod figures;
@@ -27,6 +29,11 @@ pub enum Bench {
     Dataflow(dataflow::DataflowOptions),
     /// Hit rate by cache capacity of a recorded trace, beside simulated LRU caches
     Mrc(mrc::MrcOptions),
+    /// Memory of the cache index, and the time of a longest-prefix match while it absorbs events
+    CacheIndex(cache_index::CacheIndexOptions),
+    /// One side of `cache-index`, started by it
+    #[command(hide = true)]
+    CacheIndexSide(cache_index::SideOptions),
     /// Tokens a second of the engine, beside llama.cpp on the same file
     Engine(engine::EngineOptions),
     /// Our side of `engine`, started by it
@@ -43,6 +50,8 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Gateway(options) => gateway::run(options),
         Bench::Dataflow(options) => dataflow::run(options),
         Bench::Mrc(options) => mrc::run(&options),
+        Bench::CacheIndex(options) => cache_index::run(options),
+        Bench::CacheIndexSide(options) => cache_index::run_side(&options),
         Bench::Engine(options) => engine::run(options),
         Bench::EngineSide(options) => engine::answer(&options),
         Bench::PeerSide(options) => engine::become_peer(options),

@@ -186,7 +186,10 @@ fn every_row_fits_its_schema() {
         parent_hash: None,
         level: Some("L1".into()),
         tokens: Some(16),
+        bucket: None,
+        blocks: None,
     };
+    let sum = KvEventRow { bucket: Some(15), blocks: Some(0), ..stored.clone() };
     let cleared = KvEventRow { block_hash: None, level: None, tokens: None, parent_hash: Some(0), ..stored.clone() };
     let quiet = RequestDistributionRow {
         as_of: super::NOW,
@@ -268,7 +271,7 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![request(None), request(Some("bad".into()))]),
         there_and_back(vec![decision(vec![]), decision(vec![candidate(0), candidate(1)])]),
         there_and_back(vec![step]),
-        there_and_back(vec![stored, cleared]),
+        there_and_back(vec![stored, sum, cleared]),
         there_and_back(vec![super::row(1), InstanceRow { address: Some("a:1".into()), pid: None, ..super::row(2) }]),
         there_and_back(vec![atom]),
         there_and_back(vec![total, of_bucket]),
@@ -283,6 +286,11 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![part, lost]),
         there_and_back(vec![FunnelWindowRow { reason: Some("evicted".into()), ..FunnelWindowRow::default() }]),
         there_and_back(vec![DiagnosisRow::default(), diagnosed]),
+        there_and_back(vec![
+            CacheViewRow { drift_ratio: Some(0.5), ..CacheViewRow::default() },
+            CacheViewRow::default(),
+        ]),
+        there_and_back(vec![RefusedRow { value: Some("-1".into()), ..RefusedRow::default() }, RefusedRow::default()]),
         there_and_back(vec![switched]),
         there_and_back(vec![fault]),
         there_and_back(vec![settings]),

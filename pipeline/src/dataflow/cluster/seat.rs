@@ -30,6 +30,7 @@ use crate::{
     config,
     dataflow::{
         feed::{Feed, Names},
+        refused::RefusedRows,
         views::FlowViews,
     },
     rows::{EPOCH_TOPICS, EpochRow, FaultRow},
@@ -138,7 +139,8 @@ impl Seat {
     pub async fn came(&mut self, published: Published) {
         match &mut self.stage {
             Stage::Live => {
-                let sent = self.hand_on(&published).await;
+                let views = self.views.clone();
+                let sent = self.hand_on(&published, views.refused()).await;
                 self.check(sent);
             }
             Stage::Flushing { tail, .. } | Stage::Reading { tail, .. } => tail.keep(Kept::Batch(published)),
@@ -292,7 +294,10 @@ impl Seat {
         let kept = std::mem::take(&mut tail.kept);
         for kept in kept {
             match kept {
-                Kept::Batch(published) => self.hand_on(&published).await?,
+                Kept::Batch(published) => {
+                    let views = self.views.clone();
+                    self.hand_on(&published, views.refused()).await?;
+                }
                 Kept::Close(epoch) => self.send(&Order::Advance(epoch)).await?,
             }
         }
@@ -314,7 +319,8 @@ impl Seat {
             let (first_row, batch) = read.map_err(io::Error::other)?;
             missing -= batch.num_rows() as u64;
             self.reread += batch.num_rows() as u64;
-            self.hand_on(&Published { topic, first_row, batch }).await?;
+            // What was refused when it came is not told again.
+            self.hand_on(&Published { topic, first_row, batch }, &RefusedRows::default()).await?;
         }
         self.stands(topic, rows.end);
         if missing > 0 {
@@ -324,16 +330,14 @@ impl Seat {
         Ok(())
     }
 
-    async fn hand_on(&mut self, published: &Published) -> io::Result<()> {
+    async fn hand_on(&mut self, published: &Published, refused: &RefusedRows) -> io::Result<()> {
         let mut rows = FlowRows::default();
         self.stands(published.topic, published.first_row + published.batch.num_rows() as u64);
-        match self.feed.take(published, &mut rows) {
-            Ok(()) => self.send(&Order::Rows(rows)).await,
-            Err(error) => {
-                self.fault("malformed_batch", format!("{}: {error}", published.topic.name()), 1);
-                Ok(())
-            }
+        self.feed.take(published, (self.clock)(), (&mut rows, refused));
+        if rows.is_empty() {
+            return Ok(());
         }
+        self.send(&Order::Rows(rows)).await
     }
 
     fn stands(&mut self, topic: Topic, next: u64) {

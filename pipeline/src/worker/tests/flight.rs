@@ -80,6 +80,7 @@ fn kv(seq: u64) -> KvEventRow {
         parent_hash: None,
         level: Some("L1".into()),
         tokens: Some(16),
+        ..KvEventRow::default()
     }
 }
 

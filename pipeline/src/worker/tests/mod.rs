@@ -60,6 +60,15 @@ impl StepSink for LastStep {
         *self.0.lock().unwrap() = stats;
     }
 
+    fn tell(
+        &mut self,
+        _: i64,
+        _: (crate::gateway::instances::KvAsk, Vec<engine::events::KvEvent>),
+        held: &dyn Fn() -> (Vec<engine::events::HeldBlock>, u32),
+    ) -> usize {
+        held().0.len()
+    }
+
     fn speculation(&mut self, _: i64, _: Vec<engine::speculation::report::SpeculationChange>) {}
 }
 

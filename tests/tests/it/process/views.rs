@@ -1,5 +1,15 @@
 //! The dataflow decides, and serving goes on without it.
 
+use std::time::Duration;
+
+use pipeline::{
+    ids::{InstanceId, ProcessEpoch},
+    rows::KvEventRow,
+    worker::{
+        step_rows::RowOutlet,
+        telemetry::{Telemetry, TelemetryConfig},
+    },
+};
 use serde_json::json;
 use tests::server::Server;
 
@@ -148,4 +158,60 @@ async fn predictors_learn_from_real_requests() {
     let live =
         "select 1 as one from request_distribution where arrivals_per_second > 0 and concurrent_tokens is not null";
     server.until(live, |rows| !rows.is_empty()).await;
+}
+
+/// Scenario: the events of a worker are disturbed: somebody else tells of a block under the number of its next event, so
+/// that the index has a block that is not there and takes the worker's own event for a duplicate.
+/// Guarantees: the worker's account of its blocks shows the drift; the index asks for the blocks, has them exactly again,
+/// and says each of this in `cache_view` and in the metrics.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drift_is_found_and_repaired() {
+    let settings = "[workers]\ncount = 1\n[dataflow]\naudit_interval = \"200ms\"\n";
+    let Some(server) = Server::start(settings).await else { return };
+    let prompt = "one two three four five six seven eight nine ten eleven twelve".repeat(3);
+    assert_eq!(server.post("/v1/completions", &completion(&prompt, 4)).await.status(), 200);
+    let sound = "select held_blocks, drift_ratio from cache_view where event = 'audit' and held_blocks > 5";
+    let rows = server.until(sound, |rows| !rows.is_empty()).await;
+    assert!(rows.iter().all(|row| row["drift_ratio"] == 0.0), "{rows:?}");
+
+    // Nothing happens between two requests, so the last row is the end of an account.
+    let last = "select instance, epoch, seq, event, bucket from kv_events order by seq desc limit 1";
+    let last = server.until(last, |rows| rows[0]["event"] == "sum" && rows[0]["bucket"] == 15).await.remove(0);
+    let number = |name: &str| last[name].as_u64().or_else(|| last[name].as_str()?.parse().ok()).unwrap();
+    let log = server.log();
+    let flight = log.split("Arrow Flight on ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    let config = TelemetryConfig {
+        flight,
+        instance: InstanceId(9),
+        epoch: ProcessEpoch(1),
+        flush_rows: 1,
+        flush_interval: Duration::from_millis(1),
+        queue_rows: 8,
+    };
+    let (telemetry, outlet) = Telemetry::start(config);
+    outlet.kv_events(vec![KvEventRow {
+        at: 1,
+        instance: number("instance") as u32,
+        epoch: number("epoch"),
+        seq: number("seq") + 1,
+        event: "stored".into(),
+        block_hash: Some(77),
+        level: Some("L1".into()),
+        tokens: Some(16),
+        ..KvEventRow::default()
+    }]);
+    server.until("select 1 as one from kv_events where block_hash = 77", |rows| !rows.is_empty()).await;
+    assert_eq!(server.post("/v1/completions", &completion(&format!("other {prompt}"), 4)).await.status(), 200);
+
+    let found = "select differing_blocks from cache_view where event = 'listing' and differing_blocks > 0";
+    server.until(found, |rows| !rows.is_empty()).await;
+    let modes = "select mode, cause from cache_view where event = 'mode' order by at";
+    let modes = server.until(modes, |rows| rows.len() >= 3).await;
+    assert!(modes.contains(&json!({"mode": "degraded", "cause": "drift"})), "{modes:?}");
+    assert_eq!(modes.last(), Some(&json!({"mode": "exact", "cause": "sound"})));
+    let late = server.until("select reason, field from refused_rows", |rows| !rows.is_empty()).await;
+    assert_eq!(late[0], json!({"reason": "late", "field": "at"}), "the forged row is of long ago");
+    let metrics = server.get("/metrics").await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("evenkeel_cache_view_exact_instances 1"), "{metrics}");
+    telemetry.finish(Duration::from_secs(1)).await;
 }

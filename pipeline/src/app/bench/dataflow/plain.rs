@@ -16,7 +16,7 @@ use queries::Topic;
 use super::workload::Chunk;
 use crate::{
     bus::Published,
-    dataflow::{Feed, Names, ViewState},
+    dataflow::{Feed, Names, RefusedRows, ViewState},
 };
 
 /// Per instance; nothing for a zero.
@@ -58,7 +58,7 @@ struct Program {
 
 /// Errors: a batch is not of its topic.
 pub(super) fn run(chunks: &[Chunk]) -> anyhow::Result<PlainRun> {
-    let mut program = Program::default();
+    let (mut program, refused) = (Program::default(), RefusedRows::default());
     let mut feed = Feed::new(Names::default(), usize::MAX / 4);
     let (mut decoding, mut counting) = (Duration::ZERO, Duration::ZERO);
     for chunk in chunks {
@@ -67,9 +67,11 @@ pub(super) fn run(chunks: &[Chunk]) -> anyhow::Result<PlainRun> {
         let batches =
             [(Topic::KvEvents, &chunk.kv), (Topic::EngineSteps, &chunk.steps), (Topic::Requests, &chunk.request_batch)];
         for (topic, batch) in batches {
-            feed.take(&Published { topic, first_row: 0, batch: batch.clone() }, &mut rows)?;
+            let published = Published { topic, first_row: 0, batch: batch.clone() };
+            feed.take(&published, chunk.requests.first().map_or(0, |row| row.at), (&mut rows, &refused));
         }
         decoding += started.elapsed();
+        anyhow::ensure!(rows.kv.len() == chunk.kv.num_rows(), "events of the bench were refused");
         let started = Instant::now();
         rows.kv.iter().for_each(|row| program.kv(row));
         program.counts.last_step.extend(rows.steps.iter().map(|row| (row.instance, row.step)));
@@ -86,7 +88,7 @@ impl Program {
         let change = match row.event {
             KvChange::Stored { hash, .. } => i64::from(self.blocks.insert((row.instance, hash))),
             KvChange::Removed { hash, .. } => -i64::from(self.blocks.remove(&(row.instance, hash))),
-            KvChange::Hit { .. } | KvChange::Cleared => 0,
+            _ => 0,
         };
         *self.counts.cached_blocks.entry(row.instance).or_default() += change;
     }

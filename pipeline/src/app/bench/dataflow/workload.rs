@@ -93,6 +93,7 @@ pub(super) fn stored(instance: u32, seq: u64, at: i64) -> KvEventRow {
         parent_hash: None,
         level: Some("L1".into()),
         tokens: Some(16),
+        ..KvEventRow::default()
     }
 }
 
