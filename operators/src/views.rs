@@ -100,7 +100,7 @@ impl ViewStreams<'_> {
         Self {
             totals: self.totals.inner.exchange(|_| 0).as_collection(),
             blocks: self.blocks.inner.exchange(|_| 0).as_collection(),
-            health: self.health.exchange(|_| 0),
+            cache_reports: self.cache_reports.exchange(|_| 0),
             distribution: self.distribution.exchange(|_| 0),
             sessions: self.sessions.exchange(|_| 0),
             instances: self.instances.exchange(|_| 0),
