@@ -32,6 +32,12 @@ impl<const N: usize> LinearFit<N> {
         Prediction { mean: dot(&self.coefficients, columns), variance: self.noise * (draws + self.spread(columns)) }
     }
 
+    /// The same with no coefficient below zero: for columns far from what was learnt, where a slope that is negative by
+    /// noise alone would eat up all the others.
+    pub fn rising(&self) -> Self {
+        Self { coefficients: self.coefficients.map(|coefficient| coefficient.max(0.0)), ..*self }
+    }
+
     fn spread(&self, columns: &[f64; N]) -> f64 {
         self.covariance.iter().zip(columns).map(|(row, column)| column * dot(row, columns)).sum::<f64>().max(0.0)
     }

@@ -2,7 +2,8 @@
 //! the predictor's own error (A4, B1).
 //!
 //! Two fits: a step that prefills takes base + per prompt token + per prompt token and token of context + per sequence
-//! that decodes beside it; one that only decodes takes base + per sequence + per token of context. Invariant: each step of
+//! that decodes beside it; one that only decodes takes base + per sequence + per token of context. No part of a prediction
+//! is below zero, even if its coefficient is ([`LinearFit::rising`]). Invariant: each step of
 //! an instance counts once, in the order of instances and their steps within an epoch, so any number of workers learns the
 //! same to the last bit; each step is predicted, and the prediction scored, before it is learnt.
 //! Cost: O(n log n) per epoch in its steps; per step the inversion of a matrix of at most 4 × 4. State: about 1 KiB per
@@ -100,7 +101,7 @@ pub struct ServiceTime {
 impl ServiceTime {
     /// Seconds from the first step of a prompt to its last; `None` while too little was seen.
     pub fn prefill(&self, work: &PrefillWork) -> Option<Prediction> {
-        let fit = self.prefill.as_ref()?;
+        let fit = self.prefill.as_ref()?.rising();
         let (tokens, chunk) = (f64::from(work.uncached_tokens), f64::from(self.chunk_tokens.max(1)));
         let (whole, cached) = ((tokens / chunk).floor(), f64::from(work.cached_tokens));
         let rest = tokens - whole * chunk;
@@ -113,27 +114,23 @@ impl ServiceTime {
             context / PREFILL_TOKENS / CONTEXT_TOKENS,
             steps * f64::from(work.beside) / SEQUENCES,
         ];
-        Some(not_below_zero(fit.predict(&columns, steps)))
+        Some(fit.predict(&columns, steps))
     }
 
     /// Seconds in which the batch generates its tokens; `None` while too little was seen.
     pub fn decode(&self, work: &DecodeWork) -> Option<Prediction> {
-        let fit = self.decode.as_ref()?;
+        let fit = self.decode.as_ref()?.rising();
         let (steps, sequences) = (f64::from(work.tokens), f64::from(work.sequences));
         // Each step adds a token of context per sequence.
         let context = steps * work.context_tokens as f64 + sequences * steps * (steps - 1.0).max(0.0) / 2.0;
         let columns = [steps, steps * sequences / SEQUENCES, context / SEQUENCES / CONTEXT_TOKENS];
-        Some(not_below_zero(fit.predict(&columns, steps)))
+        Some(fit.predict(&columns, steps))
     }
 
     /// Seconds of a whole request, without waiting; `None` while too little was seen of either part.
     pub fn request(&self, prefill: &PrefillWork, decode: &DecodeWork) -> Option<Prediction> {
         Some(self.prefill(prefill)?.plus(&self.decode(decode)?))
     }
-}
-
-fn not_below_zero(prediction: Prediction) -> Prediction {
-    Prediction { mean: prediction.mean.max(0.0), ..prediction }
 }
 
 /// What a step teaches.

@@ -13,6 +13,8 @@ kv_bytes_max = "256KiB"
 l2_bytes = "2MiB"
 "#;
 
+const ROUNDS_MAX: usize = 40;
+
 /// Scenario: eight sequences that need more than three times the pages there are, first one after the other, then at once.
 /// Guarantees: sequences give way and their KV goes to L2 and comes back; every text is what it was alone; all of L2 is free
 /// in the end; the instance says how large L2 is and what was measured.
@@ -27,8 +29,14 @@ async fn interrupted_sequences_go_on_from_host_memory() {
     }
     let moved = "select cast(coalesce(sum(swapped), 0) as int) as gone, cast(coalesce(sum(swapped_in_blocks), 0) as int) as back from engine_steps";
     assert_eq!(server.sql(moved).await[0]["gone"].as_i64(), Some(0), "alone nobody gives way");
-    let together = join_all(bodies.iter().map(|body| stream(&server, body.clone(), |_| {}))).await;
-    assert_eq!(together, alone, "{}", server.log());
+    // A fast machine may be done with one sequence before the next one comes: then they come again.
+    for _round in 0..ROUNDS_MAX {
+        let together = join_all(bodies.iter().map(|body| stream(&server, body.clone(), |_| {}))).await;
+        assert_eq!(together, alone, "{}", server.log());
+        if server.sql(moved).await[0]["gone"].as_i64() > Some(0) {
+            break;
+        }
+    }
     let count = |rows: &[Value], name: &str| rows[0][name].as_i64().unwrap_or(0);
     let rows = server.until(moved, |rows| count(rows, "gone") > 0 && count(rows, "back") > 0).await;
     assert!(count(&rows, "back") >= count(&rows, "gone"), "{rows:?}");
