@@ -83,7 +83,7 @@ pub struct ArrivalTrends<'scope> {
 ///
 /// ```
 /// use operators::{ArrivalTrend, ArrivalTrendConfig, ArrivedRow, TrafficRow};
-/// use timely::dataflow::{InputHandleVec, operators::{Capture, Probe, capture::Extract}};
+/// use timely::dataflow::{InputHandleVec, operators::{Capture, Probe, capture::Event}};
 ///
 /// let config = ArrivalTrendConfig { period_epochs: 1, season_periods: 0, ..ArrivalTrendConfig::default() };
 /// let rows = timely::execute_directly(move |worker| {
@@ -102,7 +102,14 @@ pub struct ArrivalTrends<'scope> {
 ///     worker.step_while(|| probe.less_than(&19));
 ///     rows
 /// });
-/// let last = rows.extract().pop().unwrap().1.pop().unwrap();
+/// let rows: Vec<_> = rows
+///     .try_iter()
+///     .flat_map(|event| match event {
+///         Event::Messages(_, rows) => rows,
+///         Event::Progress(_) => Vec::new(),
+///     })
+///     .collect();
+/// let last = rows.last().unwrap();
 /// assert_eq!((last.epoch, last.arrivals, last.ahead.mean), (19, 10, 10.0));
 /// assert_eq!((last.next_error.samples, last.next_error.mape), (19, 0.0));
 /// ```

@@ -111,7 +111,7 @@ pub struct OutputLengths<'scope> {
 ///
 /// ```
 /// use operators::{FinishedRow, OutputLength, OutputLengthConfig, TrafficRow};
-/// use timely::dataflow::operators::{Capture, ToStream, capture::Extract};
+/// use timely::dataflow::operators::{Capture, ToStream, capture::Event};
 ///
 /// // Half of the answers are 10 tokens long, half 200.
 /// let rows: Vec<_> = (0..100)
@@ -121,7 +121,14 @@ pub struct OutputLengths<'scope> {
 ///     let rows = rows.to_stream(scope).container::<Vec<_>>();
 ///     rows.output_length(OutputLengthConfig::default()).rows.capture()
 /// });
-/// let lengths = &rows.extract()[0].1[0].lengths;
+/// let rows: Vec<_> = rows
+///     .try_iter()
+///     .flat_map(|event| match event {
+///         Event::Messages(_, rows) => rows,
+///         Event::Progress(_) => Vec::new(),
+///     })
+///     .collect();
+/// let lengths = &rows[0].lengths;
 /// assert_eq!(lengths.quantile(0, 0.4), Some(10));
 /// // An answer that has 50 tokens is one of the long ones.
 /// assert!(lengths.predict(50).unwrap().p05 >= 192);

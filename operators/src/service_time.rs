@@ -175,7 +175,7 @@ pub struct ServiceTimeStreams<'scope> {
 ///
 /// ```
 /// use operators::{DecodeWork, ServiceTimeConfig, ServiceTimes, StepRow};
-/// use timely::dataflow::operators::{Capture, ToStream, capture::Extract};
+/// use timely::dataflow::operators::{Capture, ToStream, capture::Event};
 ///
 /// // Steps of 2 ms and 100 µs per sequence.
 /// let steps: Vec<_> = (1..=40u32)
@@ -189,7 +189,14 @@ pub struct ServiceTimeStreams<'scope> {
 ///     let steps = steps.to_stream(scope).container::<Vec<_>>();
 ///     steps.service_time(ServiceTimeConfig::default()).rows.capture()
 /// });
-/// let row = rows.extract()[0].1[0];
+/// let rows: Vec<_> = rows
+///     .try_iter()
+///     .flat_map(|event| match event {
+///         Event::Messages(_, rows) => rows,
+///         Event::Progress(_) => Vec::new(),
+///     })
+///     .collect();
+/// let row = rows[0];
 /// let work = DecodeWork { tokens: 10, sequences: 4, context_tokens: 900 };
 /// assert!((row.time.decode(&work).unwrap().mean - 0.024).abs() < 1e-4);
 /// assert!(row.decode_error.samples > 0 && row.decode_error.mape < 1e-3);

@@ -1,7 +1,7 @@
 //! Ten simulated days through all operators, and the memory they hold at the end of each.
 use operators::{
-    ArrivalTrendConfig, ArrivedRow, DistributionConfig, FinishedRow, FlowConfig, FlowRows, KvChange, KvRow, LoadEvent,
-    LoadRow, SessionConfig, StepRow, TrafficRow, views,
+    ArrivalTrendConfig, ArrivedRow, AtomLoadConfig, DistributionConfig, FinishedRow, FlowConfig, FlowRows, KvChange,
+    KvRow, LoadEvent, LoadRow, SessionConfig, StepRow, TrafficRow, views,
 };
 
 use crate::workload::Random;
@@ -17,9 +17,11 @@ const DAY_S: u64 = 86_400;
 const INSTANCES: u64 = 8;
 
 /// Epochs of `epoch_s` simulated seconds; requests come and go at a rate that has a daily season, sessions and block
-/// hashes are ever new ones.
+/// hashes are ever new ones. The ends that are remembered reach their bound in the first day: what still grows after that
+/// has none.
 pub fn ten_days(epoch_s: u64) -> String {
     let config = FlowConfig {
+        load: AtomLoadConfig { max_closed: 1 << 13, ..AtomLoadConfig::default() },
         distribution: DistributionConfig {
             window_epochs: 10,
             epoch_us: epoch_s * 1_000_000,
