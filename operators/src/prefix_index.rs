@@ -28,6 +28,7 @@ use arc_swap::ArcSwap;
 
 use self::{
     holders::{Word, holder, instance_of, levels_of},
+    segment::Bucket,
     table::{Mix, Root, Table},
 };
 use crate::{cache_index::CacheKey, rows::LEVELS};
@@ -35,7 +36,7 @@ use crate::{cache_index::CacheKey, rows::LEVELS};
 pub use self::holders::{MAX_HOLDERS, MAX_INSTANCE};
 
 /// Blocks of a prompt whose lines are on their way from memory at once.
-pub const GROUP: usize = 32;
+pub const GROUP: usize = 64;
 
 /// Bounds and shape of a [`PrefixIndex`].
 #[derive(Clone, Copy, Debug)]
@@ -142,10 +143,11 @@ impl PrefixIndex {
         let mut groups = hashes.chunks(GROUP);
         let mut ahead = self.ask(&root, groups.next().unwrap_or_default());
         'prompt: while ahead.1 > 0 {
-            let (keys, count) = ahead;
+            let (asked, count) = ahead;
             ahead = self.ask(&root, groups.next().unwrap_or_default());
-            for key in &keys[..count] {
-                if !walk.step(root.word(*key), &root) {
+            for (key, home) in &asked[..count] {
+                let word = home.word(*key).unwrap_or_else(|| root.word(*key));
+                if !walk.step(word, &root) {
                     break 'prompt;
                 }
             }
@@ -153,17 +155,18 @@ impl PrefixIndex {
         walk.finish()
     }
 
-    /// The keys of some blocks, their lines asked for. Nothing waits for a line here: the loads do not depend on one
-    /// another.
-    fn ask(&self, root: &Root, hashes: &[u64]) -> ([u64; GROUP], usize) {
-        let mut keys = [0; GROUP];
-        let mut seen = 0;
-        for (key, hash) in keys.iter_mut().zip(hashes) {
-            *key = self.mix.key(*hash);
-            seen ^= root.touch(*key);
+    /// The keys of some blocks and their buckets, whose lines are asked for. Nothing waits for a line here: the loads do
+    /// not depend on one another.
+    #[inline]
+    fn ask<'a>(&self, root: &'a Root, hashes: &[u64]) -> ([(u64, &'a Bucket); GROUP], usize) {
+        let mut asked = [(0, root.home(0)); GROUP];
+        for (slot, hash) in asked.iter_mut().zip(hashes) {
+            let key = self.mix.key(*hash);
+            *slot = (key, root.home(key));
         }
-        black_box(seen);
-        (keys, hashes.len())
+        // Loads and nothing between them: as many are on their way at once as the processor can hold.
+        black_box(asked[..hashes.len()].iter().fold(0, |seen, (_, home)| seen ^ home.touch()));
+        (asked, hashes.len())
     }
 }
 

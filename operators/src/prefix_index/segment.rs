@@ -32,10 +32,31 @@ fn first(segment: &[Bucket], key: u64) -> usize {
     key as usize & (segment.len() - 1)
 }
 
-/// Reads from the key's line, for nothing but to have it nearby.
+/// The bucket a key belongs to.
 #[inline]
-pub(super) fn touch(segment: &[Bucket], key: u64) -> u64 {
-    segment[first(segment, key)].keys[0].load(Ordering::Relaxed)
+pub(super) fn home(segment: &[Bucket], key: u64) -> &Bucket {
+    &segment[first(segment, key)]
+}
+
+impl Bucket {
+    /// Reads from the line, for nothing but to have it nearby.
+    #[inline]
+    pub fn touch(&self) -> u64 {
+        self.keys[0].load(Ordering::Relaxed)
+    }
+
+    /// The key's word, 0 if the key is not here; `None` if it may be in a later bucket. Which slot has it is anybody's guess,
+    /// so all are looked at rather than one guessed wrongly.
+    #[inline]
+    pub fn word(&self, key: u64) -> Option<Word> {
+        let (mut found, mut word) = (false, 0);
+        for (held, value) in self.keys.iter().zip(&self.words) {
+            let is_here = held.load(Ordering::Acquire) == key;
+            word |= value.load(Ordering::Acquire) & u32::from(is_here).wrapping_neg();
+            found |= is_here;
+        }
+        (found || self.keys[SLOTS - 1].load(Ordering::Relaxed) == 0).then_some(word)
+    }
 }
 
 /// A place for a key: that of the key itself, or the one it would take.

@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 
 use super::{
     holders::{self, Chunks, Sets, TooMany, Word},
-    segment::{self, SLOTS, Segment, Slot},
+    segment::{self, Bucket, SLOTS, Segment, Slot},
 };
 
 /// Directory entries are at most two to this power.
@@ -57,9 +57,10 @@ impl Root {
         &self.directory[entry(key, self.depth)]
     }
 
+    /// The bucket a key belongs to.
     #[inline]
-    pub fn touch(&self, key: u64) -> u64 {
-        segment::touch(self.segment(key), key)
+    pub fn home(&self, key: u64) -> &Bucket {
+        segment::home(self.segment(key), key)
     }
 
     #[inline]

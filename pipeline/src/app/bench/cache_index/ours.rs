@@ -1,10 +1,19 @@
-//! Our side: the views' dataflow on one timely worker, as in `serve`, and the index it feeds.
+//! Our side: the operator on one timely worker, as the dataflow has it, and the index it feeds. The other views are not here:
+//! the hit-rate funnel, for one, keeps blocks of its own.
 //!
 //! Invariant: a batch is one epoch; it is applied when the epoch has closed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use operators::{CacheIndexConfig, FlowConfig, FlowRows, PrefixIndex, PrefixIndexConfig, views};
+use operators::{CacheIndex, CacheIndexConfig, KvRow, PrefixIndex, PrefixIndexConfig};
+use timely::dataflow::{
+    InputHandleVec, ProbeHandle,
+    operators::{Inspect, Probe},
+};
 
 use super::side::Drive;
 
@@ -17,20 +26,23 @@ pub(super) fn index(entries: u64) -> Arc<PrefixIndex> {
 /// Runs `drive` with a way to apply a batch.
 pub(super) fn with_writer(index: Arc<PrefixIndex>, entries: u64, drive: Drive) {
     let cache = CacheIndexConfig { max_entries: entries as usize * 2, ..CacheIndexConfig::default() };
-    let config = FlowConfig { cache, ..FlowConfig::default() };
     let drive = Mutex::new(Some(drive));
     timely::execute_directly(move |worker| {
         let Some(drive) = drive.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let mut flow = views::build(worker, &config, move |_, changes| index.apply(&changes.cache));
-        let mut open = 0;
-        drive(&mut |rows| {
-            let mut rows = FlowRows { kv: rows, ..FlowRows::default() };
-            flow.inputs.send(&mut rows).expect("invariant: a batch is smaller than the feed's bound");
-            open += 1;
-            flow.inputs.advance(open).expect("invariant: epochs rise");
-            while flow.closed() != Some(open - 1) {
-                worker.step();
-            }
+        let (mut rows, probe) = (InputHandleVec::<u64, KvRow>::new(), ProbeHandle::new());
+        let changes = Rc::new(RefCell::new(Vec::new()));
+        worker.dataflow::<u64, _, _>(|scope| {
+            let (changes, blocks) = (changes.clone(), rows.to_stream(scope).cache_index(cache).blocks);
+            let blocks = blocks.inner.inspect(move |(key, _, diff)| changes.borrow_mut().push((*key, *diff as i64)));
+            blocks.probe_with(&probe);
+        });
+        drive(&mut |mut batch| {
+            rows.send_batch(&mut batch);
+            let next = *rows.time() + 1;
+            rows.advance_to(next);
+            worker.step_while(|| probe.less_than(&next));
+            index.apply(&changes.borrow());
+            changes.borrow_mut().clear();
         });
     });
 }
