@@ -16,7 +16,7 @@ use crate::{
     config::Recorded,
     gateway::{
         dispatcher::{Pressure, place_by},
-        reading::{ArrivalReading, PlaceReading},
+        reading::{ArrivalReading, LeaseFate, PlaceReading},
         serve::decide_by,
     },
     ids::Micros,
@@ -114,9 +114,15 @@ fn decide(made: &Made, under: &Recorded, throttle: &mut ThrottleState) -> Option
         Admission::Reject { reason, .. } => ("reject", reason.name().to_string(), None),
         Admission::Queue { .. } => ("queue", String::new(), None),
         Admission::Admit { .. } => {
-            let placed = place().or(verdict.preview.ok());
+            // A lease that others took between the reading and the reservation was gone for any policy.
+            let is_lost = made.inputs.iter().any(|row| row.lease.as_deref() == Some(LeaseFate::Lost.name()));
+            let placed = match &placement {
+                Some(_) if is_lost => None,
+                Some(_) => place(),
+                None => verdict.preview.ok(),
+            };
             let reason = placed.as_ref().map_or_else(String::new, |placed| placed.reason.clone());
-            ("admit", reason, placed)
+            (if placed.is_some() { "admit" } else { "queue" }, reason, placed)
         }
     };
     Some(Choice {

@@ -181,7 +181,9 @@ fn check_what_if(data: &Path, folder: &Path) {
         serde_json::from_slice::<Vec<serde_json::Value>>(&fs::read(&out).unwrap()).unwrap()
     };
     let same = run("");
-    let told: Vec<_> = same.iter().filter(|row| row["is_changed"] == true).collect();
+    // Who queued because others took the lease it had seen is left out: what it would have seen later is not recorded.
+    let is_told = |row: &&serde_json::Value| row["is_changed"] == true && row["recorded_outcome"] != "queue";
+    let told: Vec<_> = same.iter().filter(is_told).collect();
     assert!(same.len() >= 20 && told.is_empty(), "the same policy decides the same: {told:?}");
     let other = run("[policy.route]\nlease_tokens_max = 100000\n[policy.tiers]\nhigh_tokens_max = 1\n");
     assert_eq!(other.len(), same.len());
