@@ -3,18 +3,24 @@
 //! What cannot be a row is refused with its reason (`refused`): a batch without its topic's columns, an unknown event. Rows
 //! off their time count in the open epoch and are told as late or early.
 //!
-//! Columns are read in place. Request ids are hashed (XXH3-64), model names are numbered. The time to first token is
+//! Columns are read in place, but for the rows that begin, place or end a request. Request ids are hashed (XXH3-64), names are numbered. The time to first token is
 //! remembered from `first_token` to the end of a request. The shape of an instance is the model and variant it serves: all
-//! workers of one run on one kind of machine with one set of options. Cost: O(rows). State: [`MODELS_MAX`] names; one number per
+//! workers of one run on one kind of machine with one set of options. Cost: O(rows). State: [`NAMES_MAX`] names; one number per
 //! open request up to a bound, at which the oldest is forgotten, and its end then has an unknown time to first token; one
 //! number per instance up to [`INSTANCES_MAX`], beyond which instances have no known shape.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use arrow::array::{Array, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray, UInt32Array, UInt64Array};
+use arrow::{
+    array::{
+        Array, AsArray, BooleanArray, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray, UInt32Array,
+        UInt64Array,
+    },
+    compute::filter_record_batch,
+};
 use operators::{ArrivedRow, End, FinishedRow, FlowRows, LoadEvent, LoadRow, StepRow, TrafficRow};
 use queries::Topic;
 use xxhash_rust::xxh3::xxh3_64;
@@ -23,38 +29,51 @@ use super::{
     columns::{Columns, maybe, maybe_text},
     funnel_feed::FunnelFeed,
     kv_feed, prompt_feed,
+    recent::Recent,
     refused::{RefusedRows, Wrong},
 };
 use crate::{
-    bus::{Published, RowsError},
+    bus::{Published, RowsError, rows_of},
     ids::Micros,
+    rows::RequestRow,
 };
 
-/// Distinct model names; further ones count as the last.
-pub const MODELS_MAX: usize = 1024;
+/// Distinct names of models, tenants and shapes that have a number of their own.
+pub const NAMES_MAX: usize = 1024;
+/// The name that all further ones share.
+const OTHER: &str = "(other)";
 
-/// Numbers for model names, shared with whoever turns view rows back into names.
+/// Numbers for names, shared with whoever turns view rows back into names.
 #[derive(Debug, Clone, Default)]
-pub struct Names(Arc<Mutex<Vec<String>>>);
+pub struct Names(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    numbers: HashMap<String, u32>,
+    names: Vec<String>,
+}
 
 impl Names {
-    /// The name's number; new names get the next one.
+    /// The name's number; new names get the next one, and those beyond [`NAMES_MAX`] that of `(other)`.
     pub fn number(&self, name: &str) -> u32 {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = names.iter().position(|known| known == name);
-        let index = found.unwrap_or_else(|| {
-            if names.len() < MODELS_MAX {
-                names.push(name.to_string());
-            }
-            names.len() - 1
-        });
-        index as u32
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(number) = known.numbers.get(name) {
+            return *number;
+        }
+        let number = known.names.len().min(NAMES_MAX) as u32;
+        if known.names.len() < NAMES_MAX {
+            known.names.push(name.to_string());
+            known.numbers.insert(name.to_string(), number);
+        } else if known.names.len() == NAMES_MAX {
+            known.names.push(OTHER.to_string());
+        }
+        number
     }
 
     /// The name of a number given out before.
     pub fn name(&self, number: u32) -> String {
-        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        names.get(number as usize).cloned().unwrap_or_default()
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.names.get(number as usize).cloned().unwrap_or_default()
     }
 }
 
@@ -75,9 +94,7 @@ pub const TOPICS: [Topic; 5] =
 #[derive(Debug)]
 pub struct Feed {
     names: Names,
-    open_max: usize,
-    ttft_us: HashMap<u64, i64>,
-    order: VecDeque<u64>,
+    ttft_us: Recent<u64, i64>,
     funnel: FunnelFeed,
     /// Number of the model and variant that each instance serves.
     shapes: HashMap<u32, u32>,
@@ -88,10 +105,8 @@ pub struct Feed {
 impl Feed {
     /// `open_max`: requests whose time to first token is remembered.
     pub fn new(names: Names, open_max: usize) -> Self {
-        let open_max = open_max.max(1);
-        let funnel = FunnelFeed::new(names.clone(), open_max);
-        let (ttft_us, order, shapes) = (HashMap::new(), VecDeque::new(), HashMap::new());
-        Self { names, open_max, ttft_us, order, funnel, shapes, latest: None }
+        let (ttft_us, funnel) = (Recent::new(open_max), FunnelFeed::new(names.clone(), open_max));
+        Self { names, ttft_us, funnel, shapes: HashMap::new(), latest: None }
     }
 
     /// Puts the batch's rows into `rows`; what cannot be one goes to `refused`. `now`: for rows off their time.
@@ -105,11 +120,18 @@ impl Feed {
     }
 
     fn take_columns(&mut self, published: &Published, rows: &mut FlowRows, wrong: &mut Wrong) -> Result<(), RowsError> {
-        prompt_feed::take(&self.names, published, rows)?;
-        self.funnel.take(published, rows)?;
         let columns = Columns::new(published.topic, &published.batch);
+        self.funnel.take(published, &columns, rows)?;
         match published.topic {
-            Topic::Requests => self.requests(&RequestColumns::of(&columns)?, rows, wrong),
+            Topic::Requests => {
+                for row in rows_of::<RequestRow>(&telling(&published.batch))? {
+                    if row.event == "arrived" {
+                        prompt_feed::take(&self.names, &row, rows);
+                    }
+                    self.funnel.request(row, rows);
+                }
+                self.requests(&RequestColumns::of(&columns)?, rows, wrong);
+            }
             Topic::EngineSteps => self.steps(&columns, &published.batch, rows)?,
             Topic::KvEvents => kv_feed::take(&columns, rows, wrong)?,
             Topic::Instances => self.instances(&columns)?,
@@ -161,7 +183,7 @@ impl Feed {
             "arrived" => rows.traffic.push(TrafficRow::Arrived(columns.arrived(row, (model, tier)))),
             "first_token" => {
                 if let Some(gap_us) = maybe(columns.gap_us, row) {
-                    self.remember(request, gap_us);
+                    self.ttft_us.insert(request, gap_us);
                 }
             }
             _ if is_end => {
@@ -171,17 +193,6 @@ impl Feed {
                 }
             }
             _ => {}
-        }
-    }
-
-    fn remember(&mut self, request: u64, ttft_us: i64) {
-        self.ttft_us.insert(request, ttft_us);
-        self.order.push_back(request);
-        while self.ttft_us.len() > self.open_max || self.order.len() > 2 * self.open_max {
-            match self.order.pop_front() {
-                Some(oldest) => drop(self.ttft_us.remove(&oldest)),
-                None => break,
-            }
         }
     }
 
@@ -227,6 +238,14 @@ impl Feed {
         }));
         Ok(())
     }
+}
+
+/// The rows that begin, place or end a request: all but those of its tokens.
+fn telling(batch: &RecordBatch) -> RecordBatch {
+    let events = batch.column_by_name("event").and_then(|column| column.as_string_opt::<i32>());
+    let told = events
+        .map(|events| -> BooleanArray { events.iter().map(|event| event.map(|event| event != "grew")).collect() });
+    told.and_then(|told| filter_record_batch(batch, &told).ok()).unwrap_or_else(|| batch.clone())
 }
 
 /// The columns of `requests` that are read.

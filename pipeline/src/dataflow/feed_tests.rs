@@ -18,10 +18,10 @@ use operators::{FlowRows, KvChange};
 use proptest::prelude::*;
 use queries::Topic;
 
-use super::*;
+use super::{feed::NAMES_MAX, *};
 use crate::{
     bus::Published,
-    rows::RefusedRow,
+    rows::{RefusedRow, RequestRow},
     worker::{flight_server::next_message, telemetry::batch_of},
 };
 
@@ -141,6 +141,36 @@ fn take(topic: Topic, batch: RecordBatch) -> (FlowRows, Vec<RefusedRow>) {
     let mut feed = Feed::new(Names::default(), 16);
     feed.take(&Published { topic, first_row: 0, batch }, NOW, (&mut rows, &refused));
     (rows, refused.take(NOW))
+}
+
+/// Scenario: a request that was refused before its prompt was known, and one refused after it came.
+/// Guarantees: the funnel hears of the second alone, so that a malformed body is no wrong row.
+#[test]
+fn refused_before_its_prompt_is_no_end() {
+    let row = |id: &str, event: &str| RequestRow {
+        at: NOW,
+        request_id: id.into(),
+        event: event.into(),
+        model: "m".into(),
+        prompt_tokens: 16,
+        block_tokens: Some(16),
+        prompt_blocks: Some(vec![vec![7]]),
+        ..RequestRow::default()
+    };
+    let told = [row("a", "rejected"), row("b", "arrived"), row("b", "rejected")];
+    let (rows, refused) = take(Topic::Requests, batch_of(&told).unwrap());
+    assert_eq!((rows.funnel.len(), rows.prompts.len(), refused.len()), (2, 1, 0), "{:?}", rows.funnel);
+}
+
+/// Scenario: more names than have a number of their own.
+/// Guarantees: known ones keep theirs; all further ones share `(other)`, and nobody's name.
+#[test]
+fn names_too_many_share_one_number() {
+    let names = Names::default();
+    (0..NAMES_MAX).for_each(|name| assert_eq!(names.number(&name.to_string()), name as u32));
+    assert_eq!(names.number("too many"), names.number("far too many"));
+    assert_eq!(names.name(names.number("too many")), "(other)");
+    assert_eq!(names.name(names.number("7")), "7");
 }
 
 proptest! {

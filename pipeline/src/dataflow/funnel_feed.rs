@@ -5,13 +5,9 @@
 //! State: 60 bytes per open request up to a bound, at which the oldest is forgotten, and its end is then not diagnosed; one
 //! number per instance up to [`INSTANCES_MAX`], beyond which the model of an instance is not known.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
-use arrow::{
-    array::{Array, AsArray, BooleanArray, RecordBatch, StringArray},
-    compute::filter_record_batch,
-    datatypes::{Int64Type, TimestampMicrosecondType, UInt32Type, UInt64Type},
-};
+use arrow::array::Array;
 use operators::{
     AskedRow, BlockChange, BlockRow, DecidedRow, DiagnosedRequest, DiagnosedStep, DiagnosisInput, EndedRow, FlowRows,
     FunnelPart, FunnelRow,
@@ -20,7 +16,12 @@ use operators::{
 use queries::Topic;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::feed::{Names, tier_number};
+use super::{
+    columns::{Columns, maybe, maybe_text},
+    feed::{Names, tier_number},
+    kv_feed::level_number,
+    recent::Recent,
+};
 use crate::{
     bus::{Published, RowsError, rows_of},
     ids::Micros,
@@ -57,26 +58,27 @@ struct Open {
 #[derive(Debug)]
 pub(super) struct FunnelFeed {
     names: Names,
-    open_max: usize,
-    open: HashMap<u128, Open>,
-    order: VecDeque<u128>,
+    open: Recent<u128, Open>,
     /// Number of the model that each instance serves.
     models: HashMap<u32, u32>,
 }
 
 impl FunnelFeed {
     pub(super) fn new(names: Names, open_max: usize) -> Self {
-        Self { names, open_max, open: HashMap::new(), order: VecDeque::new(), models: HashMap::new() }
+        Self { names, open: Recent::new(open_max), models: HashMap::new() }
     }
 
-    /// Appends the batch's rows to `rows`.
-    pub(super) fn take(&mut self, published: &Published, rows: &mut FlowRows) -> Result<(), RowsError> {
+    /// Appends the rows of a batch of any topic but `requests` to `rows`.
+    ///
+    /// # Errors
+    /// The batch does not have its topic's columns.
+    pub(super) fn take(
+        &mut self,
+        published: &Published,
+        columns: &Columns<'_>,
+        rows: &mut FlowRows,
+    ) -> Result<(), RowsError> {
         match published.topic {
-            Topic::Requests => {
-                for row in rows_of::<RequestRow>(&telling(&published.batch))? {
-                    self.request(row, rows);
-                }
-            }
             Topic::Decisions => {
                 let decided = rows_of::<DecisionRow>(&published.batch)?;
                 let parts = decided.iter().filter_map(decided_row);
@@ -90,18 +92,19 @@ impl FunnelFeed {
                     }
                 }
             }
-            Topic::EngineSteps => self.steps(&published.batch, rows),
-            Topic::KvEvents => self.blocks(&published.batch, rows),
+            Topic::EngineSteps => self.steps(columns, rows)?,
+            Topic::KvEvents => self.blocks(columns, rows)?,
             _ => {}
         }
         Ok(())
     }
 
-    fn request(&mut self, row: RequestRow, rows: &mut FlowRows) {
+    /// Appends what a row of `requests` tells.
+    pub(super) fn request(&mut self, row: RequestRow, rows: &mut FlowRows) {
         let request = request_number(&row.request_id);
         match row.event.as_str() {
             "arrived" => {
-                self.remember(request);
+                self.open.insert(request, Open::default());
                 if let Some(asked) = self.asked(request, row) {
                     rows.funnel.push(FunnelRow::Request(FunnelPart::Asked(asked)));
                 }
@@ -121,6 +124,8 @@ impl FunnelFeed {
                     open.ttft_us = row.gap_us;
                 }
             }
+            // Refused before its prompt was known: there is nothing to tell of it.
+            "rejected" if self.open.get_mut(&request).is_none() => {}
             _ => {
                 let ended = EndedRow { at_us: row.at, request, delivered: row.cached_tokens };
                 rows.funnel.push(FunnelRow::Request(FunnelPart::Ended(ended)));
@@ -128,17 +133,6 @@ impl FunnelFeed {
                     let model = self.names.number(&row.model);
                     rows.diagnosis.push(DiagnosisInput::Request(diagnosed(&row, (request, model), open)));
                 }
-            }
-        }
-    }
-
-    fn remember(&mut self, request: u128) {
-        self.open.insert(request, Open::default());
-        self.order.push_back(request);
-        while self.open.len() > self.open_max || self.order.len() > 2 * self.open_max {
-            match self.order.pop_front() {
-                Some(oldest) => drop(self.open.remove(&oldest)),
-                None => break,
             }
         }
     }
@@ -163,43 +157,32 @@ impl FunnelFeed {
         self.models.get(&instance).copied().unwrap_or(ANY_MODEL)
     }
 
-    /// Dates of stored and removed blocks. The bus has checked the columns.
-    fn blocks(&self, batch: &RecordBatch, rows: &mut FlowRows) {
-        let Some(columns) = Events::of(batch) else { return };
-        for row in 0..batch.num_rows() {
-            let change = match columns.event.value(row) {
+    /// Dates of stored and removed blocks. A level that nobody knows is refused, as the cache index refuses it.
+    fn blocks(&self, columns: &Columns<'_>, rows: &mut FlowRows) -> Result<(), RowsError> {
+        let (at, instance, hash) = (columns.time("at")?, columns.u32("instance")?, columns.u64("block_hash")?);
+        let (event, level) = (columns.text("event")?, columns.text("level")?);
+        for row in 0..event.len() {
+            let change = match event.value(row) {
                 "stored" => BlockChange::Stored,
                 "removed" => BlockChange::Removed,
                 _ => continue,
             };
-            let level = match columns.level.is_valid(row).then(|| columns.level.value(row)) {
-                Some("L1") => 0,
-                Some("L2") => 1,
-                // Refused, as the cache index refuses it.
-                _ => u8::MAX,
-            };
-            let instance = columns.instance.value(row);
-            let (hash, at_us, model) = (columns.hash.value(row), columns.at.value(row), self.model_of(instance));
+            let level = maybe_text(level, row).and_then(level_number).unwrap_or(u8::MAX);
+            let (instance, at_us) = (instance.value(row), at.value(row));
+            let (hash, model) = (maybe(hash, row).unwrap_or(0), self.model_of(instance));
             rows.funnel.push(FunnelRow::Block(BlockRow { hash, instance, level, change, at_us, model }));
         }
+        Ok(())
     }
 
-    fn steps(&self, batch: &RecordBatch, rows: &mut FlowRows) {
-        let u32s = |name: &str| batch.column_by_name(name).and_then(|column| column.as_primitive_opt::<UInt32Type>());
-        let u64s = |name: &str| batch.column_by_name(name).and_then(|column| column.as_primitive_opt::<UInt64Type>());
-        let step_us = batch.column_by_name("step_us").and_then(|column| column.as_primitive_opt::<Int64Type>());
-        let (Some(instance), Some(epoch), Some(step), Some(step_us)) =
-            (u32s("instance"), u64s("epoch"), u64s("step"), step_us)
-        else {
-            return;
-        };
-        let (Some(prefill), Some(decode), Some(context)) =
-            (u32s("prefill_tokens"), u32s("decode_tokens"), u32s("context_tokens"))
-        else {
-            return;
-        };
-        let copied = ["swapped_out_blocks", "swapped_in_blocks", "copied_blocks"].map(u32s);
-        rows.diagnosis.extend((0..batch.num_rows()).map(|row| {
+    fn steps(&self, columns: &Columns<'_>, rows: &mut FlowRows) -> Result<(), RowsError> {
+        let (instance, epoch, step) = (columns.u32("instance")?, columns.u64("epoch")?, columns.u64("step")?);
+        let (step_us, context) = (columns.i64("step_us")?, columns.u32("context_tokens")?);
+        let (prefill, decode) = (columns.u32("prefill_tokens")?, columns.u32("decode_tokens")?);
+        let [out, back] = [columns.u32("swapped_out_blocks")?, columns.u32("swapped_in_blocks")?];
+        let copied = columns.u32("copied_blocks")?;
+        rows.diagnosis.extend((0..instance.len()).map(|row| {
+            let paged = [out, back, copied].map(|column| column.value(row));
             DiagnosisInput::Step(DiagnosedStep {
                 model: self.model_of(instance.value(row)),
                 instance: instance.value(row),
@@ -209,39 +192,11 @@ impl FunnelFeed {
                 prefill_tokens: prefill.value(row),
                 decode_tokens: decode.value(row),
                 context_tokens: context.value(row),
-                paged_blocks: copied.iter().flatten().map(|column| column.value(row)).fold(0, u32::saturating_add),
+                paged_blocks: paged.into_iter().fold(0, u32::saturating_add),
             })
         }));
+        Ok(())
     }
-}
-
-/// Columns of `kv_events` that are read.
-struct Events<'a> {
-    at: &'a arrow::array::PrimitiveArray<TimestampMicrosecondType>,
-    instance: &'a arrow::array::PrimitiveArray<UInt32Type>,
-    event: &'a StringArray,
-    hash: &'a arrow::array::PrimitiveArray<UInt64Type>,
-    level: &'a StringArray,
-}
-
-impl<'a> Events<'a> {
-    fn of(batch: &'a RecordBatch) -> Option<Self> {
-        Some(Self {
-            at: batch.column_by_name("at")?.as_primitive_opt()?,
-            instance: batch.column_by_name("instance")?.as_primitive_opt()?,
-            event: batch.column_by_name("event")?.as_string_opt()?,
-            hash: batch.column_by_name("block_hash")?.as_primitive_opt()?,
-            level: batch.column_by_name("level")?.as_string_opt()?,
-        })
-    }
-}
-
-/// The rows that begin, place or end a request: all but those of its tokens.
-fn telling(batch: &RecordBatch) -> RecordBatch {
-    let events = batch.column_by_name("event").and_then(|column| column.as_string_opt::<i32>());
-    let told = events
-        .map(|events| -> BooleanArray { events.iter().map(|event| event.map(|event| event != "grew")).collect() });
-    told.and_then(|told| filter_record_batch(batch, &told).ok()).unwrap_or_else(|| batch.clone())
 }
 
 /// `None` for a decision to queue, which another one follows.

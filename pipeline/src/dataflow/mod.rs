@@ -36,6 +36,7 @@ mod prompt_feed;
 mod publish;
 mod publish_predictors;
 mod read;
+mod recent;
 mod refused;
 mod threads;
 mod views;

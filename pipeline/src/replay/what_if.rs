@@ -16,12 +16,12 @@ use crate::{
     config::Recorded,
     gateway::{
         dispatcher::{Pressure, place_by},
-        reading::{ArrivalReading, LeaseFate, PlaceReading},
+        reading::{ArrivalReading, LeaseFate, PlaceReading, throttle_of},
         serve::decide_by,
     },
     ids::Micros,
-    policy::{Admission, Placement, RequestClass, ThrottleState, ThrottleStep, press},
-    rows::DecisionRow,
+    policy::{Admission, Placement, RequestClass, ThrottleState, press},
+    rows::{DecisionRow, PolicyInputRow},
 };
 
 /// One decision under both policies.
@@ -50,9 +50,10 @@ pub struct WhatIfRow {
 pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, String>) -> (Vec<WhatIfRow>, Vec<String>) {
     let mut problems = Vec::new();
     let settings = Settings::read_with(archive, &mut |error| problems.push(error.to_string()), other);
+    // What is damaged in them was said by the first reading.
+    let recorded = Settings::read(archive, &mut drop);
     let mut recording = Recording::open(archive);
-    let mut throttle = ThrottleState { step: ThrottleStep::Open, since: i64::MIN / 2 };
-    let (mut rows, mut ticks) = (Vec::new(), Vec::new());
+    let (mut rows, mut ticks, mut apart) = (Vec::new(), Vec::new(), None);
     while let Some(made) = recording.next() {
         ticks.append(&mut recording.ticks);
         let Some(first) = made.inputs.first() else { continue };
@@ -65,14 +66,26 @@ pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, Strin
         };
         let due = ticks.iter().take_while(|row| row.at <= first.at).count();
         for row in ticks.drain(..due) {
-            throttle = tick(&row, under, throttle).unwrap_or(throttle);
+            apart = recorded.get(&row.settings).ok().and_then(|recorded| apart_after(&row, (recorded, under), apart));
         }
-        rows.extend(decide(&made, under, &mut throttle).map(|choice| row(&made.decision, choice)));
+        rows.extend(decide(&made, under, &mut apart).map(|choice| row(&made.decision, choice)));
     }
     problems.extend(recording.damage.iter().map(ToString::to_string));
     problems.sort();
     problems.dedup();
     (rows, problems)
+}
+
+/// The other policy's throttle after a look without a request, if it stands at another step than the recorded one. While
+/// both stand at one step the recorded state is used: it is exact, and needs no order among requests that came together.
+fn apart_after(
+    row: &PolicyInputRow,
+    (recorded, under): (&Recorded, &Recorded),
+    apart: Option<ThrottleState>,
+) -> Option<ThrottleState> {
+    let before = throttle_of(row)?;
+    let other = tick(row, under, apart.unwrap_or(before))?;
+    (other.step != tick(row, recorded, before)?.step).then_some(other)
 }
 
 /// What the other policy chose.
@@ -84,8 +97,8 @@ struct Choice {
     placement: Option<Placement>,
 }
 
-/// `None`: nothing that a policy was asked about, such as the end of a wait.
-fn decide(made: &Made, under: &Recorded, throttle: &mut ThrottleState) -> Option<Choice> {
+/// `None`: nothing that a policy was asked about, such as the end of a wait. `apart`: see [`apart_after`].
+fn decide(made: &Made, under: &Recorded, apart: &mut Option<ThrottleState>) -> Option<Choice> {
     let (model, policy) = (under.served.model.as_str(), &under.policy);
     let mut placement =
         made.inputs.iter().rev().find(|row| row.reading == "placement").and_then(PlaceReading::from_row);
@@ -105,9 +118,9 @@ fn decide(made: &Made, under: &Recorded, throttle: &mut ThrottleState) -> Option
             placement: placed,
         });
     };
-    let before = *throttle;
+    let before = apart.unwrap_or(arrival.throttle);
     let (saturation, after) = press(&arrival.view, before, arrival.now, policy);
-    *throttle = after;
+    *apart = (after.step.name() != made.decision.throttle_step).then_some(after);
     let pressure = Pressure { view: arrival.view.clone(), before, throttle: after, saturation };
     let verdict = decide_by(&arrival, &pressure, model, policy);
     let (outcome, reason, placement) = match verdict.admission {
