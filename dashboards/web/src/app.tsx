@@ -1,22 +1,42 @@
-// The page from top to bottom, and the three things it holds: the live stream, what is held still while paused, and the
-// SQL statement that other parts may put into the box.
+// The page: heading, views, and what they share: the live stream, what is held still while paused, the place in the
+// address, and which tables the server has.
+import type { ComponentType } from 'preact';
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { models, rememberKey } from './api';
-import { AtomChart } from './components/atom_chart';
-import { Decisions } from './components/decisions';
 import { Heading } from './components/heading';
-import { Instances } from './components/instances';
-import { SqlBox, type Asked } from './components/sql_box';
-import { Tiles } from './components/tiles';
-import { TimeCharts } from './components/time_charts';
+import { Filters, Navigation } from './components/navigation';
 import type { Fleet } from './fleet';
 import type { Point } from './history';
 import { liveness, NOTHING_YET, reduce } from './live';
-import { explaining, tokenHistory } from './sql';
+import type { ViewId } from './place';
+import { runSql, textOf, tokenHistory } from './sql';
 import { connect, type Connection } from './stream';
+import { usePlace } from './use_place';
+import { CacheView } from './views/cache';
+import { CapacityView } from './views/capacity';
+import { FleetView } from './views/fleet';
+import { LoadView } from './views/load';
+import { RequestsView } from './views/requests';
+import { ScalingView } from './views/scaling';
+import { ShadowView } from './views/shadow';
+import { SqlView } from './views/sql';
+import type { ViewProps } from './views/view';
+
+const VIEW: Record<ViewId, ComponentType<ViewProps>> = {
+  fleet: FleetView,
+  cache: CacheView,
+  load: LoadView,
+  capacity: CapacityView,
+  scaling: ScalingView,
+  requests: RequestsView,
+  shadow: ShadowView,
+  sql: SqlView,
+};
 
 /** How often ages on the page are brought up to date. */
 const TICK_MS = 500;
+
+const TABLES = `SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'`;
 
 /** What the page shows: the newest, or what was newest when it was paused. */
 interface Shown {
@@ -29,8 +49,10 @@ export function App() {
   const [now, setNow] = useState(() => Date.now());
   const [held, setHeld] = useState<Shown | null>(null);
   const [served, setServed] = useState<string[]>([]);
-  const [asked, setAsked] = useState<Asked | null>(null);
+  const [tables, setTables] = useState<ReadonlySet<string> | null>(null);
+  const { place, go } = usePlace();
   const connection = useRef<Connection | null>(null);
+  const main = useRef<HTMLElement>(null);
 
   useEffect(() => {
     const opened = connect(tell);
@@ -45,13 +67,18 @@ export function App() {
     };
   }, []);
 
-  // Once the stream is open (again), ask for what the page could not see itself. Both are extras: the page lives
-  // without them.
+  // Once the stream is open (again), ask for what the page could not see itself. All are extras: the page lives without
+  // them.
   useEffect(() => {
     if (live.phase !== 'open') return;
     const asking = new AbortController();
-    models(asking.signal).then(setServed, () => {});
-    tokenHistory(asking.signal).then(
+    const { signal } = asking;
+    models(signal).then(setServed, () => {});
+    runSql(TABLES, signal).then(
+      ({ rows }) => setTables(new Set(rows.flatMap((row) => textOf(row, 'table_name') ?? []))),
+      () => {},
+    );
+    tokenHistory(signal).then(
       (points) => tell({ type: 'backfilled', points }),
       () => {},
     );
@@ -60,15 +87,13 @@ export function App() {
 
   const shown: Shown = held ?? live;
   const state = liveness(live, now);
-  const useKey = (key: string) => {
-    rememberKey(key);
-    connection.current?.retryNow();
-  };
+  const View = VIEW[place.view];
+  const beat = shown.fleet?.asOfMs ?? null;
   return (
     <>
-      <a class="skip" href="#sql-heading">
-        Skip to SQL
-      </a>
+      <button type="button" class="skip" onClick={() => main.current?.focus()}>
+        Skip to the view
+      </button>
       <Heading
         live={live}
         liveness={state}
@@ -76,21 +101,16 @@ export function App() {
         models={served}
         paused={held !== null}
         onPause={() => setHeld(held === null ? { fleet: live.fleet, history: live.history } : null)}
-        onKey={useKey}
-      />
-      <main class={state.state === 'live' && held === null ? '' : 'not-live'}>
-        <Tiles fleet={shown.fleet} />
-        <div class="charts">
-          <TimeCharts history={shown.history} />
-          <AtomChart atoms={shown.fleet?.atoms ?? null} />
-        </div>
-        <Instances instances={shown.fleet?.instances ?? null} />
-        <Decisions
-          decisions={shown.fleet?.decisions ?? null}
-          instances={shown.fleet?.instances ?? []}
-          onExplain={(request) => setAsked({ query: explaining(request) })}
-        />
-        <SqlBox asked={asked} />
+        onKey={(key) => {
+          rememberKey(key);
+          connection.current?.retryNow();
+        }}
+      >
+        <Navigation place={place} />
+      </Heading>
+      <main ref={main} tabIndex={-1} class={state.state === 'live' && held === null ? '' : 'not-live'}>
+        <Filters place={place} go={go} beat={beat} />
+        <View key={place.view} {...{ place, go, beat, tables }} fleet={shown.fleet} history={shown.history} />
       </main>
     </>
   );

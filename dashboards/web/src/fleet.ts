@@ -31,6 +31,7 @@ export interface Instance {
   tokensPerSecond: Known;
   /** Share of the fleet's context tokens, 0 to 1. */
   share: Known;
+  /** Predicted time to compute the prompts that wait there, seconds. */
   loadSeconds: Known;
 }
 

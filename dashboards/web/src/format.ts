@@ -66,6 +66,18 @@ export function percent(share: Known): string {
   return share === null ? UNKNOWN : `${(share * 100).toFixed(1)} %`;
 }
 
+/** A mark on an axis of shares: 0 %, 25 %, 2.5 %. */
+export function percentMark(share: number): string {
+  return `${Number((share * 100).toPrecision(3))} %`;
+}
+
+/** A difference of two shares in points of a hundred, with its sign: +4.2 points. */
+export function points(difference: Known): string {
+  if (difference === null) return UNKNOWN;
+  const value = (difference * 100).toFixed(1);
+  return Number(value) === 0 ? '0 points' : `${difference > 0 ? '+' : '−'}${value.replace('-', '')} points`;
+}
+
 /** How long ago, coarsely: 0.4 s, 12 s, 3 min, 2 h. */
 export function age(ms: Known): string {
   if (ms === null) return UNKNOWN;

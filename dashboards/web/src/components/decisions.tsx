@@ -1,20 +1,19 @@
-// The last decisions, newest first. A request's id is a button that asks SQL for all that its decisions were based on
-// (SPEC X3).
+// The last decisions, newest first. A request's id leads to its life (SPEC X3).
 import { UNKNOWN, count, durationText, timeOfDay } from '../format';
 import type { Decision, Instance } from '../fleet';
 
 interface Props {
   decisions: readonly Decision[] | null;
   instances: readonly Instance[];
-  onExplain: (request: string) => void;
+  addressOfRequest: (request: string) => string;
 }
 
-export function Decisions({ decisions, instances, onExplain }: Props) {
+export function Decisions({ decisions, instances, addressOfRequest }: Props) {
   return (
     <section class="panel" aria-labelledby="decisions-title">
       <div class="panel-head">
         <h2 id="decisions-title">Last decisions</h2>
-        <p class="legend">a request's id asks for its explanation</p>
+        <p class="legend">an id shows the request's life</p>
       </div>
       {decisions === null || decisions.length === 0 ? (
         <p class="empty" data-testid="decisions-empty">
@@ -44,18 +43,13 @@ export function Decisions({ decisions, instances, onExplain }: Props) {
                 <tr key={`${decision.at} ${decision.request} ${decision.outcome}`} data-testid="decision-row">
                   <td title={decision.at}>{timeOfDay(decision.at)}</td>
                   <td>
-                    <button
-                      type="button"
-                      class="link"
-                      title={`Explain ${decision.request}`}
-                      onClick={() => onExplain(decision.request)}
-                    >
+                    <a class="id" href={addressOfRequest(decision.request)}>
                       {decision.request}
-                    </button>
+                    </a>
                   </td>
                   <td>{decision.tier}</td>
                   <td>
-                    <span class="badge" data-tone={toneOf(decision.outcome)}>
+                    <span class="badge" data-tone={toneOfOutcome(decision.outcome)}>
                       {decision.outcome}
                     </span>
                   </td>
@@ -80,7 +74,7 @@ function nameOf(id: number | null, instances: readonly Instance[]): string {
   return instances.find((instance) => instance.instance === id)?.name ?? `#${id}`;
 }
 
-function toneOf(outcome: string): string {
+export function toneOfOutcome(outcome: string): string {
   if (outcome === 'admit') return 'good';
   return outcome === 'reject' ? 'bad' : 'warn';
 }

@@ -3,6 +3,7 @@
 //
 // Only the state's word is a live region; the age beside it changes twice a second and would never let a screen reader
 // rest.
+import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { age, spoken } from '../format';
 import type { Live, Liveness } from '../live';
@@ -15,6 +16,7 @@ interface Props {
   paused: boolean;
   onPause: () => void;
   onKey: (key: string) => void;
+  children: ComponentChildren;
 }
 
 const WORDS: Record<Liveness['state'], string> = {
@@ -56,6 +58,7 @@ export function Heading(props: Props) {
       </div>
       <Problem {...props} />
       {live.keyNeeded && <KeyForm onKey={props.onKey} />}
+      {props.children}
     </header>
   );
 }

@@ -1,6 +1,7 @@
 // One row per instance: its state, its work, its KV blocks and its share of the fleet's context tokens.
-import { UNKNOWN, count, percent, rate } from '../format';
+import { count, durationText, percent, rate } from '../format';
 import type { Instance, Known } from '../fleet';
+import { Meter } from './bars';
 
 export function Instances({ instances }: { instances: readonly Instance[] | null }) {
   return (
@@ -45,7 +46,7 @@ export function Instances({ instances }: { instances: readonly Instance[] | null
                 </th>
                 <th scope="col">KV blocks</th>
                 <th scope="col" class="number wide-only">
-                  Loaded in
+                  Prefill queue
                 </th>
               </tr>
             </thead>
@@ -89,7 +90,7 @@ function InstanceRow({ instance }: { instance: Instance }) {
       <td>
         <Blocks instance={instance} />
       </td>
-      <td class="number wide-only">{loadSeconds === null ? UNKNOWN : `${loadSeconds.toFixed(1)} s`}</td>
+      <td class="number wide-only">{durationText(loadSeconds === null ? null : loadSeconds * 1000)}</td>
     </tr>
   );
 }
@@ -110,20 +111,6 @@ function Blocks({ instance }: { instance: Instance }) {
       <span class="number">
         {count(blocksUsed)} + {count(blocksCached)} <span class="unit">of {count(blocksTotal)}</span>
       </span>
-    </span>
-  );
-}
-
-/** A bar of parts of a whole; the text beside it carries the numbers. */
-function Meter({ parts }: { parts: { share: Known; colour: string }[] }) {
-  return (
-    <span class="meter" aria-hidden="true">
-      {parts.map(({ share, colour }) => (
-        <i
-          key={colour}
-          style={{ width: `${Math.min(1, Math.max(0, share ?? 0)) * 100}%`, background: `var(${colour})` }}
-        />
-      ))}
     </span>
   );
 }

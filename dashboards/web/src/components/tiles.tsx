@@ -3,7 +3,7 @@ import type { ComponentChildren } from 'preact';
 import { UNKNOWN, count, duration, durationText, percent, rate, spoken } from '../format';
 import type { Fleet, Known, Quantiles } from '../fleet';
 
-export function Tiles({ fleet }: { fleet: Fleet | null }) {
+export function Tiles({ fleet, hitRateAddress }: { fleet: Fleet | null; hitRateAddress: string }) {
   return (
     <section class="tiles" aria-label="Fleet now">
       <Tile label="Output" unit="tokens/s" id="tokens-per-second" value={rate(fleet?.tokensPerSecond ?? null)}>
@@ -15,7 +15,10 @@ export function Tiles({ fleet }: { fleet: Fleet | null }) {
       <LatencyTile label="Time to first token" id="ttft" quantiles={fleet?.ttftMs ?? null} />
       <LatencyTile label="Inter-token latency" id="itl" quantiles={fleet?.itlMs ?? null} />
       <Tile label="Cache hit rate" unit="" id="hit-rate" value={percent(fleet?.hitRate ?? null)}>
-        of prompt tokens, last minute
+        of prompt tokens, last minute;{' '}
+        <a data-testid="why" href={hitRateAddress}>
+          why?
+        </a>
       </Tile>
       <Tile label="Running" unit="requests" id="running" value={count(fleet?.running ?? null)}>
         waiting <b data-testid="waiting">{count(fleet?.waiting ?? null)}</b>

@@ -1,11 +1,14 @@
-// Which five things are drawn over time, and how.
-import { count, countMark, durationMark, durationText, percent, rate } from '../format';
-import type { Point } from '../history';
-import { TimeChart, type ChartSpec } from './time_chart';
+// Which five things of the fleet are drawn over the last five minutes, and how.
+import { useMemo } from 'preact/hooks';
+import { count, countMark, durationMark, durationText, percent, percentMark, rate } from '../format';
+import { WINDOW_SECONDS, type Measured, type Point } from '../history';
+import { LineChart, type LineChartProps } from './line_chart';
 
-const wholePercent = (share: number) => `${Math.round(share * 100)} %`;
+type Spec = Pick<LineChartProps, 'id' | 'title' | 'unit' | 'text' | 'axisText' | 'top'> & {
+  lines: readonly { label: string; field: Measured; colour: string }[];
+};
 
-const CHARTS: readonly ChartSpec[] = [
+const CHARTS: readonly Spec[] = [
   {
     id: 'tokens',
     title: 'Tokens',
@@ -20,7 +23,6 @@ const CHARTS: readonly ChartSpec[] = [
   {
     id: 'ttft',
     title: 'Time to first token',
-    unit: '',
     text: durationText,
     axisText: durationMark,
     lines: [
@@ -31,7 +33,6 @@ const CHARTS: readonly ChartSpec[] = [
   {
     id: 'itl',
     title: 'Inter-token latency',
-    unit: '',
     text: durationText,
     axisText: durationMark,
     lines: [
@@ -42,16 +43,14 @@ const CHARTS: readonly ChartSpec[] = [
   {
     id: 'hit-rate',
     title: 'Cache hit rate',
-    unit: '',
     text: percent,
-    axisText: wholePercent,
+    axisText: percentMark,
     top: 1,
     lines: [{ label: 'last minute', field: 'hitRate', colour: '--series-2' }],
   },
   {
     id: 'requests',
     title: 'Requests',
-    unit: '',
     text: count,
     axisText: countMark,
     lines: [
@@ -62,11 +61,23 @@ const CHARTS: readonly ChartSpec[] = [
 ];
 
 export function TimeCharts({ history }: { history: readonly Point[] }) {
+  const charts = useMemo(() => chartsOf(history), [history]);
   return (
     <>
-      {CHARTS.map((spec) => (
-        <TimeChart key={spec.id} spec={spec} history={history} />
+      {charts.map((chart) => (
+        <LineChart key={chart.id} {...chart} cursor="fleet" />
       ))}
     </>
   );
+}
+
+function chartsOf(history: readonly Point[]): LineChartProps[] {
+  const x = history.map((point) => point.at);
+  const end = x.at(-1) ?? 0;
+  return CHARTS.map(({ lines, ...spec }) => ({
+    ...spec,
+    x,
+    lines: lines.map(({ field, ...line }) => ({ ...line, values: history.map((point) => point[field]) })),
+    range: [end - WINDOW_SECONDS, end],
+  }));
 }

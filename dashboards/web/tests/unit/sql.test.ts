@@ -1,38 +1,8 @@
-// Scenario: results of /sql with NULLs left out, mixed and nested values, refusals with and without a body, and
-// recorded steps.
-// Guarantees: columns and types as the rows have them, digits untouched, literals that cannot break out, and no
-// invented points.
+// Scenario: cells of every kind, refusals with and without a body, and recorded steps.
+// Guarantees: digits untouched, literals that cannot break out, and no invented points.
 import { expect, test } from 'vitest';
 import { refusal } from '../../src/api';
-import { cellText, columnsOf, explaining, historyPoints, literal } from '../../src/sql';
-
-test('columns are those of all rows, in order of appearance', () => {
-  const rows = [
-    { at: '2026-03-04T05:06:07.123456Z', n: 1 },
-    { at: '2026-03-04T05:06:08Z', n: 2.5, reason: 'x', ok: true },
-    { list: [1] },
-  ];
-  expect(columnsOf(rows)).toEqual([
-    { name: 'at', type: 'time' },
-    { name: 'n', type: 'number' },
-    { name: 'reason', type: 'text' },
-    { name: 'ok', type: 'boolean' },
-    { name: 'list', type: 'nested' },
-  ]);
-});
-
-test('NULL does not decide a type, mixed values are text', () => {
-  expect(
-    columnsOf([
-      { a: null, b: 1 },
-      { a: 3, b: 'x' },
-    ]),
-  ).toEqual([
-    { name: 'a', type: 'number' },
-    { name: 'b', type: 'text' },
-  ]);
-  expect(columnsOf([{ a: null }])).toEqual([{ name: 'a', type: 'text' }]);
-});
+import { cellText, explaining, historyPoints, instant, literal } from '../../src/sql';
 
 test('cells keep every digit, and NULL is told from text', () => {
   expect(cellText(0.1 + 0.2)).toBe('0.30000000000000004');
@@ -41,6 +11,12 @@ test('cells keep every digit, and NULL is told from text', () => {
   expect(cellText(null)).toBeNull();
   expect(cellText(undefined)).toBeNull();
   expect(cellText('')).toBe('');
+});
+
+test('times are told to the microsecond', () => {
+  expect(cellText(1_772_600_767_123.456, 'time')).toBe('2026-03-04T05:06:07.123456Z');
+  expect(instant(1_772_600_767_000)).toBe('2026-03-04T05:06:07.000000Z');
+  expect(instant(-0.001)).toBe('1969-12-31T23:59:59.999999Z');
 });
 
 test('a literal cannot break out', () => {
@@ -59,11 +35,11 @@ test("a refusal speaks the server's words, or the status where there are none", 
 
 test('a second without a step between two with one had no tokens; before the first nothing is known', () => {
   const points = historyPoints([
-    { second: '2026-03-04T05:06:07Z', decode_tokens: 5, prefill_tokens: 0 },
-    { second: '2026-03-04T05:06:10', decode_tokens: 7 },
-    { second: 'never', decode_tokens: 9 },
+    { second: 7000, decode_tokens: 5, prefill_tokens: 0 },
+    { second: 10_000, decode_tokens: 7 },
+    { second: null, decode_tokens: 9 },
   ]);
-  const start = Date.parse('2026-03-04T05:06:07Z') / 1000;
+  const start = 7;
   expect(points.map(({ at }) => at - start)).toEqual([0, 1, 2, 3]);
   expect(points.map((point) => point.tokensPerSecond)).toEqual([5, 0, 0, 7]);
   expect(points.at(-1)).toMatchObject({ promptTokensPerSecond: null, ttftP50: null });

@@ -1,0 +1,59 @@
+// A statement kept answered: asked when it changes, and again as the live stream moves on.
+//
+// Invariants: one question at a time; an answer belongs to the statement shown; the last good answer stays while a newer
+// one is on its way or failed. Nothing is asked while the page is paused or the stream stands still, for then nothing
+// new is known.
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { ServerError } from './api';
+import { runSql, type Result } from './sql';
+
+export interface Answer {
+  /** `null` until the first answer. */
+  result: Result | null;
+  /** Why the newest question failed. */
+  problem: string | null;
+  asking: boolean;
+}
+
+const NOTHING: Answer = { result: null, problem: null, asking: false };
+
+/** `beat` is the time of the newest live event; `everyMs` the least time between two questions. `null` asks nothing. */
+export function useRows(statement: string | null, beat: number | null, everyMs: number): Answer {
+  const [answer, setAnswer] = useState<Answer & { statement: string | null }>({ ...NOTHING, statement: null });
+  const asked = useRef<{ statement: string | null; beat: number; asking: AbortController | null }>({
+    statement: null,
+    beat: 0,
+    asking: null,
+  });
+
+  useEffect(() => {
+    const last = asked.current;
+    const isSame = last.statement === statement;
+    if (isSame && (last.asking !== null || beat === null || beat - last.beat < everyMs)) return;
+    last.asking?.abort();
+    if (statement === null) {
+      asked.current = { statement, beat: 0, asking: null };
+      return;
+    }
+    const asking = new AbortController();
+    asked.current = { statement, beat: beat ?? 0, asking };
+    const tell = (part: Partial<Answer>) => {
+      if (asking.signal.aborted) return;
+      asked.current.asking = null;
+      setAnswer((old) => ({ ...(old.statement === statement ? old : NOTHING), statement, asking: false, ...part }));
+    };
+    setAnswer((old) => ({ ...(old.statement === statement ? old : NOTHING), statement, asking: true }));
+    runSql(statement, asking.signal).then(
+      (result) => tell({ result, problem: null }),
+      (error: unknown) => tell({ problem: problemOf(error) }),
+    );
+  }, [statement, beat, everyMs]);
+  useEffect(() => () => asked.current.asking?.abort(), []);
+
+  return answer.statement === statement ? answer : { ...NOTHING, asking: statement !== null };
+}
+
+function problemOf(error: unknown): string {
+  if (error instanceof ServerError && error.status === 429) return 'The server is busy with other queries.';
+  return (error as Error).message;
+}

@@ -1,0 +1,97 @@
+// Scenario: load of several instances over atoms, more atoms than columns; instances that start, end and come back;
+// answers of SQL with and without what a plot needs.
+// Guarantees: no token is lost or counted twice, a state lasts until the next, and a plot's lines keep their places.
+import { expect, test } from 'vitest';
+import { COLUMNS_MAX, loadMapOf } from '../../src/load_map';
+import { drawingOf, LINES_MAX } from '../../src/plotting';
+import { countOf, lanesOf } from '../../src/scaling';
+import type { Column } from '../../src/sql';
+
+const load = (instance: number, atom: number, tokens: number) => ({
+  instance,
+  from_tokens: atom * 500,
+  to_tokens: (atom + 1) * 500,
+  tokens,
+  requests: 1,
+});
+
+test('load by instance and range, idle instances too', () => {
+  const map = loadMapOf([load(1, 0, 10), load(1, 2, 30), load(0, 2, 5)], [0, 1, 2]);
+  expect(map.starts).toEqual([0, 500, 1000]);
+  expect(map.instances.map(({ instance, tokens, total }) => [instance, tokens, total])).toEqual([
+    [0, [0, 0, 5], 5],
+    [1, [10, 0, 30], 40],
+    [2, [0, 0, 0], 0],
+  ]);
+  expect(map.totals).toEqual([10, 0, 35]);
+});
+
+test('more atoms than columns are drawn wider, and nothing is lost', () => {
+  const rows = Array.from({ length: 100 }, (_, atom) => load(0, atom, atom));
+  const map = loadMapOf(rows, []);
+  expect(map.starts.length).toBeLessThanOrEqual(COLUMNS_MAX);
+  expect(map.width % 500).toBe(0);
+  expect(map.totals.reduce((sum, tokens) => sum + tokens, 0)).toBe(4950);
+  expect(loadMapOf([], []).starts).toEqual([]);
+});
+
+const state = (at: number, instance: number, name: string) => ({
+  at,
+  instance,
+  name: `w${instance}`,
+  state: name,
+  model: 'm',
+});
+
+test('a state lasts until the next one, and is cut to the range', () => {
+  const rows = [
+    state(50, 0, 'ready'),
+    state(0, 0, 'starting'),
+    state(40, 1, 'ready'),
+    state(70, 1, 'dead'),
+    state(999, 1, 'ready'),
+  ];
+  const lanes = lanesOf(rows, 20, 100);
+  expect(lanes.map(({ name, stretches }) => [name, stretches.map((one) => [one.state, one.from, one.to])])).toEqual([
+    ['w0', [['starting', 20, 50], ['ready', 50, 100]]], // prettier-ignore
+    ['w1', [['ready', 40, 70], ['dead', 70, 100]]], // prettier-ignore
+  ]);
+  expect(countOf(lanes, 'ready')).toEqual([
+    [40, 1],
+    [50, 2],
+    [70, 1],
+    [100, 0],
+  ]);
+});
+
+const column = (name: string, type: Column['type']): Column => ({ name, type, unit: '', comment: '' });
+
+test('a plot has a line per column of numbers, or per text', () => {
+  const columns = [column('at', 'time'), column('tier', 'text'), column('n', 'number')];
+  const rows = [
+    { at: 2000, tier: 'Low', n: 5 },
+    { at: 1000, tier: 'High', n: 1 },
+    { at: 2000, tier: 'High', n: null },
+  ];
+  expect(drawingOf({ columns, rows })).toMatchObject({
+    axis: 'time',
+    x: [1, 2],
+    lines: [
+      { label: 'Low', values: [null, 5] },
+      { label: 'High', values: [1, null] },
+    ],
+  });
+});
+
+test('a plot over numbers, what cannot be drawn, and the bound of lines', () => {
+  const numbers = [column('blocks', 'number'), column('rate', 'number')];
+  expect(drawingOf({ columns: numbers, rows: [{ blocks: 8, rate: 1 }, { blocks: 0, rate: 2 }] })?.x).toEqual([8]); // prettier-ignore
+  expect(drawingOf({ columns: [column('n', 'number')], rows: [{ n: 1 }] })).toBeNull();
+  expect(drawingOf({ columns: [column('t', 'text')], rows: [] })).toBeNull();
+  const many = Array.from({ length: 12 }, (_, index) => ({ at: 1, tier: `t${index}`, n: 1 }));
+  const drawing = drawingOf({
+    columns: [column('at', 'time'), column('tier', 'text'), column('n', 'number')],
+    rows: many,
+  });
+  expect([drawing?.lines.length, drawing?.leftOut]).toEqual([LINES_MAX, 4]);
+});
