@@ -29,22 +29,30 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pyarro
   python3 -m venv "$venv" && "$venv/bin/pip" install -q -r tests/python/requirements.txt || exit 1
 fi
 
+# serve NAME [option…]: starts a server on free ports with an empty data folder and waits until it is ready. Sets `server`
+# and EVENKEEL_URL.
+serve() {
+  local name=$1
+  shift
+  export EVENKEEL_URL="http://127.0.0.1:$(port)"
+  "$EVENKEEL_BIN" serve --listen "${EVENKEEL_URL#http://}" --flight-listen "127.0.0.1:$(port)" --data-dir "$work/$name" "$@" \
+    >"$work/$name.log" 2>&1 &
+  server=$!
+  for _ in $(seq 120); do
+    curl -fsS -o /dev/null "$EVENKEEL_URL/ready" 2>/dev/null && break
+    kill -0 "$server" 2>/dev/null || break
+    sleep 1
+  done
+  if ! curl -fsS "$EVENKEEL_URL/ready"; then
+    echo "the server did not get ready:"
+    tail -n 40 "$work/$name.log"
+    exit 1
+  fi
+  echo
+}
+
 port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-export EVENKEEL_URL="http://127.0.0.1:$(port)"
-"$EVENKEEL_BIN" serve --listen "${EVENKEEL_URL#http://}" --flight-listen "127.0.0.1:$(port)" --data-dir "$work/data" \
-  >"$work/serve.log" 2>&1 &
-server=$!
-for _ in $(seq 120); do
-  curl -fsS -o /dev/null "$EVENKEEL_URL/ready" 2>/dev/null && break
-  kill -0 "$server" 2>/dev/null || break
-  sleep 1
-done
-if ! curl -fsS "$EVENKEEL_URL/ready"; then
-  echo "the server did not get ready:"
-  tail -n 40 "$work/serve.log"
-  exit 1
-fi
-echo
+serve serve
 
 check "official OpenAI client" "$venv/bin/python" tests/python/openai_client.py
 check "structured output with the official client" "$venv/bin/python" tests/python/structured_output.py
@@ -59,6 +67,17 @@ else
   echo "SKIPPED (no Chromium: install it, or set CHROMIUM)"
 fi
 check "stops on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
-[ "$failed" = 0 ] || tail -n 40 "$work/serve.log"
+if [ -n "$chromium" ]; then
+  # Little memory for KV, so that a few dozen prompts drive each other out of the caches.
+  printf '[workers]\nkv_bytes_max = "24MiB"\n[dataflow]\nfunnel_window = "2s"\nmrc_interval = "2s"\n' >"$work/storm.toml"
+  serve storm --config "$work/storm.toml"
+  check "page says why the hit rate fell" env CHROMIUM="$chromium" node dashboards/web/tests/story.mjs "${EVENKEEL_SCREENSHOTS:-$work/pages}"
+fi
+if [ "$failed" != 0 ]; then
+  for log in "$work"/*.log; do
+    echo "--- ${log##*/}"
+    tail -n 40 "$log"
+  done
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -1,5 +1,5 @@
 // The page as a person sees it: a headless Chromium opens it on a live server while this script sends streaming chat
-// requests to the same server, and looks whether the numbers move (issue M item 10, SPEC E4).
+// requests to the same server, goes through all views, and looks whether the numbers move (SPEC E4).
 //
 //   EVENKEEL_URL=http://127.0.0.1:8080 node tests/page.mjs [folder for screenshots]
 //
@@ -7,7 +7,24 @@
 // (default smollm2-135m), EVENKEEL_KEY a key if the server wants one. Prints `ok NAME` per check; the first failed one
 // ends the run with exit code 1, its reason on stderr, and `failure.png` beside the other screenshots.
 import { mkdir } from 'node:fs/promises';
-import { check, folder, key, launch, numberIn, openPage, shot, startLoad, until, url } from './page_kit.mjs';
+import {
+  answered,
+  check,
+  fits,
+  folder,
+  key,
+  inked,
+  launch,
+  numberIn,
+  openPage,
+  quiet,
+  shot,
+  startLoad,
+  until,
+  url,
+  view,
+} from './page_kit.mjs';
+import { addressesLead, everyViewOpens, failuresShow, requestIsFound, rangeNarrows } from './views.mjs';
 
 async function numbersMove({ page, text }) {
   await until(
@@ -70,11 +87,12 @@ async function numbersMove({ page, text }) {
     () => page.getByTestId('atom-bar').count(),
     (count) => count >= 1,
   );
-  const inked = await page.locator('[data-testid="chart-tokens"] canvas').evaluate((canvas) => {
-    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-    return data.filter((value, index) => index % 4 === 3 && value > 0).length;
-  });
-  check(inked > 500, `the chart of tokens has ${inked} drawn pixels`);
+  await inked(page, 'chart-tokens');
+  await until(
+    'the table of tiers',
+    () => page.getByTestId('tiers-table').count(),
+    (count) => count === 1,
+  );
   console.log('ok charts are drawn');
 }
 
@@ -102,16 +120,9 @@ async function pauseHolds({ page, text }) {
   console.log('ok pause holds the page still and says so');
 }
 
-/** Does `act` and waits until the statement that it started has been answered, well or badly. */
-async function answered({ page }, act) {
-  const answers = async () => Number(await page.getByTestId('sql-summary').getAttribute('data-answers'));
-  const before = await answers();
-  await act();
-  await until('the answer to a statement', answers, (now) => now > before);
-}
-
 async function sqlRuns(opened) {
   const { page, text } = opened;
+  await view(opened, 'sql');
   const cells = () => page.locator('[data-testid="sql-result"] td').allTextContents();
   await page.getByTestId('sql-input').fill('SELECT 42 AS answer');
   await answered(opened, () => page.getByTestId('sql-run').click());
@@ -135,27 +146,41 @@ async function sqlRuns(opened) {
   console.log('ok every example statement runs');
 }
 
-async function sqlExplains(opened) {
+async function sqlDraws(opened) {
   const { page } = opened;
-  // Paused, so that the row does not move away under the pointer.
-  await page.getByTestId('pause').click();
-  const button = page.getByTestId('decision-row').last().getByRole('button');
-  const request = await button.textContent();
-  await answered(opened, () => button.click());
-  const shown = await page.getByTestId('sql-result').textContent();
-  check(shown.includes(request), `the explanation of ${request} does not name it: ${shown}`);
-  const statement = await page.getByTestId('sql-input').inputValue();
-  check(statement.includes(`'${request}'`), `the box does not show the statement that ran, but ${statement}`);
-  await page.getByTestId('pause').click();
-  console.log('ok a decision explains itself');
+  await page
+    .getByTestId('sql-input')
+    .fill(`SELECT date_trunc('second', "at") AS second, event, count(*) AS n FROM requests GROUP BY 1, 2 ORDER BY 1`);
+  await answered(opened, () => page.getByTestId('sql-run').click());
+  await page.getByTestId('sql-plot').click();
+  await inked(page, 'chart-result');
+  const legend = await page.getByTestId('chart-result').textContent();
+  check(legend.includes('first_token') && legend.includes('arrived'), `the plot has no line per event: ${legend}`);
+  await shot(page, 'sql-plot.png');
+  await page.getByTestId('sql-table').click();
+  console.log('ok an answer is drawn, a line per event');
+}
 
-  const [download] = await Promise.all([page.waitForEvent('download'), page.getByTestId('sql-csv').click()]);
-  check(/^evenkeel-.*\.csv$/.test(download.suggestedFilename()), `the CSV is called ${download.suggestedFilename()}`);
-  let csv = '';
-  for await (const piece of await download.createReadStream()) csv += piece;
-  check(csv.split('\n')[0].includes('request_id'), `the CSV begins with ${csv.split('\n')[0]}`);
-  check(csv.includes(request), `the CSV does not name ${request}`);
-  console.log('ok CSV downloads');
+/** Downloads by click and gives the file's name and bytes. */
+async function downloaded(page, button) {
+  const [download] = await Promise.all([page.waitForEvent('download'), page.getByTestId(button).click()]);
+  const pieces = [];
+  for await (const piece of await download.createReadStream()) pieces.push(piece);
+  return { name: download.suggestedFilename(), bytes: Buffer.concat(pieces) };
+}
+
+async function sqlDownloads(opened) {
+  const { page } = opened;
+  await answered(opened, () => page.getByTestId('sql-example-decisions').click());
+  const csv = await downloaded(page, 'sql-csv');
+  check(/^evenkeel-.*\.csv$/.test(csv.name), `the CSV is called ${csv.name}`);
+  const [head, first] = csv.bytes.toString().split('\n');
+  check(head.includes('request_id') && first.includes('req-'), `the CSV begins with ${head} and ${first}`);
+  const arrow = await downloaded(page, 'sql-arrow');
+  check(/^evenkeel-.*\.arrows$/.test(arrow.name), `the Arrow file is called ${arrow.name}`);
+  check(arrow.bytes.readInt32LE(0) === -1, 'the Arrow file is no IPC stream');
+  check(arrow.bytes.includes('request_id'), 'the Arrow file has no column request_id');
+  console.log(`ok CSV and Arrow download: ${csv.bytes.length} and ${arrow.bytes.length} bytes`);
 }
 
 async function sqlRefuses(opened) {
@@ -169,7 +194,8 @@ async function sqlRefuses(opened) {
   console.log(`ok a wrong statement says what is wrong: ${message.split('\n')[0]}`);
 }
 
-async function keyboardWorks({ page }) {
+async function keyboardWorks(opened) {
+  const { page } = opened;
   await page.evaluate(() => document.activeElement?.blur());
   await page.keyboard.press('Tab');
   const outline = await page.evaluate(() => {
@@ -177,36 +203,30 @@ async function keyboardWorks({ page }) {
     return `${document.activeElement.textContent.trim()} ${style.outlineStyle} ${style.outlineWidth}`;
   });
   check(/solid 2px/.test(outline), `the first stop of Tab has no focus ring: ${outline}`);
-  for (let stop = 0; stop < 60; stop++) {
-    if (await page.evaluate(() => document.activeElement?.id === 'sql-input')) break;
-    await page.keyboard.press('Tab');
+  const reach = async (what, selector) => {
+    for (let stop = 0; stop < 60; stop++) {
+      if (await page.evaluate((wanted) => document.activeElement?.matches(wanted), selector)) return;
+      await page.keyboard.press('Tab');
+    }
+    check(false, `Tab does not reach ${what}`);
+  };
+  await reach('the view of SQL', '[data-testid="view-sql"]');
+  await page.keyboard.press('Enter');
+  await reach('the SQL box', '#sql-input');
+  for (const id of ['capacity', 'cache', 'requests', 'fleet']) {
+    await view(opened, id);
+    const unnamed = await page
+      .locator('button, input, textarea, select, a')
+      .evaluateAll(
+        (all) =>
+          all.filter(
+            (one) =>
+              one.textContent.trim() === '' && (one.labels?.length ?? 0) === 0 && !one.getAttribute('aria-label'),
+          ).length,
+      );
+    check(unnamed === 0, `${unnamed} controls have no name in ${id}`);
   }
-  check(await page.evaluate(() => document.activeElement?.id === 'sql-input'), 'Tab does not reach the SQL box');
-  const unnamed = await page
-    .locator('button, input, textarea')
-    .evaluateAll(
-      (all) =>
-        all.filter(
-          (one) => one.textContent.trim() === '' && (one.labels?.length ?? 0) === 0 && !one.getAttribute('aria-label'),
-        ).length,
-    );
-  check(unnamed === 0, `${unnamed} controls have no name`);
   console.log('ok reachable by keyboard, with focus rings and names');
-}
-
-async function fits({ page }, width) {
-  const { scroll, client } = await page.evaluate(() => ({
-    scroll: document.documentElement.scrollWidth,
-    client: document.documentElement.clientWidth,
-  }));
-  check(scroll <= client, `at ${width} px the page is ${scroll} px wide`);
-  console.log(`ok nothing hangs over at ${width} px`);
-}
-
-async function quiet({ complaints, elsewhere }, what) {
-  check(complaints.length === 0, `the console complains ${what}: ${complaints.join('; ')}`);
-  check(elsewhere.length === 0, `the page asks other servers ${what}: ${elsewhere.join(', ')}`);
-  console.log(`ok no complaints in the console and no other servers ${what}`);
 }
 
 async function lossShows(browser) {
@@ -268,9 +288,14 @@ async function wide(browser, load) {
     await shot(page, 'wide-light.png');
     await pauseHolds(opened);
     await keyboardWorks(opened);
+    await everyViewOpens(opened, 1280);
+    await requestIsFound(opened);
+    await rangeNarrows(opened);
+    await addressesLead(opened);
     await quiet(opened, 'at 1280 px');
     await sqlRuns(opened);
-    await sqlExplains(opened);
+    await sqlDraws(opened);
+    await sqlDownloads(opened);
     await sqlRefuses(opened);
     await shot(page, 'sql-error.png');
     await answered(opened, () => page.getByTestId('sql-example-decisions').click());
@@ -300,10 +325,13 @@ async function narrow(browser) {
       (count) => count >= 1,
     );
     await fits(opened, 390);
+    await shot(page, 'narrow-dark.png');
+    await everyViewOpens(opened, 390);
+    await view(opened, 'sql');
     await answered(opened, () => page.getByTestId('sql-example-decisions').click());
     await fits(opened, 390);
     await quiet(opened, 'at 390 px');
-    await shot(page, 'narrow-dark.png');
+    await view(opened, 'fleet');
     await page.emulateMedia({ colorScheme: 'light' });
     await new Promise((resolve) => setTimeout(resolve, 1200));
     await shot(page, 'narrow-light.png');
@@ -321,6 +349,7 @@ try {
   await wide(browser, load);
   await narrow(browser);
   await lossShows(browser);
+  await failuresShow(browser);
   await keyIsAsked(browser);
   check(load.problem === null, `the load stopped: ${load.problem?.message}`);
   check(load.answered > 0, 'no chat request was answered in full');

@@ -46,19 +46,21 @@ export async function until(what, read, good) {
   throw new Error(`waited ${PATIENCE_MS / 1000} s for ${what}; last seen: ${JSON.stringify(seen)}`);
 }
 
+const STORY = (turn) => `Tell story number ${turn}, in a few sentences.`;
+
 /** Streaming chat requests, one after the other on each of `lanes`, until stopped. Counts what came back. */
-export function startLoad(lanes) {
+export function startLoad(lanes, { maxTokens = 64, contentOf = STORY } = {}) {
   const stop = new AbortController();
   const load = { answered: 0, chunks: 0, problem: null };
-  const lane = async (number) => {
-    for (let turn = 0; !stop.signal.aborted; turn++) {
-      const messages = [
-        { role: 'user', content: `Tell story number ${turn} of narrator ${number}, in a few sentences.` },
-      ];
+  let next = 0;
+  const lane = async () => {
+    while (!stop.signal.aborted) {
+      const turn = next++;
+      const messages = [{ role: 'user', content: contentOf(turn) }];
       const response = await fetch(`${url}/v1/chat/completions`, {
         method: 'POST',
         headers: { 'Content-Type': 'application/json', ...(key === '' ? {} : { Authorization: `Bearer ${key}` }) },
-        body: JSON.stringify({ model, messages, max_tokens: 64, stream: true, temperature: 0.7, seed: turn }),
+        body: JSON.stringify({ model, messages, max_tokens: maxTokens, stream: true, temperature: 0.7, seed: turn }),
         signal: stop.signal,
       });
       if (response.status === 429 || response.status === 503) {
@@ -71,7 +73,7 @@ export function startLoad(lanes) {
       load.answered++;
     }
   };
-  const running = Promise.all(Array.from({ length: lanes }, (_, number) => lane(number))).catch((error) => {
+  const running = Promise.all(Array.from({ length: lanes }, lane)).catch((error) => {
     if (!stop.signal.aborted) load.problem = error;
   });
   return {
@@ -103,6 +105,54 @@ export async function openPage(browser, options) {
   await page.goto(`${url}/`);
   const text = async (id) => (await page.getByTestId(id).first().textContent())?.trim() ?? '';
   return { context, page, text, complaints, expected, elsewhere };
+}
+
+/** Does `act` and waits until the statement that it started has been answered, well or badly. */
+export async function answered({ page }, act) {
+  const answers = async () => Number(await page.getByTestId('sql-summary').getAttribute('data-answers'));
+  const before = await answers();
+  await act();
+  await until('the answer to a statement', answers, (now) => now > before);
+}
+
+export async function fits({ page }, width) {
+  const { scroll, client } = await page.evaluate(() => ({
+    scroll: document.documentElement.scrollWidth,
+    client: document.documentElement.clientWidth,
+  }));
+  check(scroll <= client, `at ${width} px the page is ${scroll} px wide`);
+  console.log(`ok nothing hangs over at ${width} px`);
+}
+
+export async function quiet({ complaints, elsewhere }, what) {
+  check(complaints.length === 0, `the console complains ${what}: ${complaints.join('; ')}`);
+  check(elsewhere.length === 0, `the page asks other servers ${what}: ${elsewhere.join(', ')}`);
+  console.log(`ok no complaints in the console and no other servers ${what}`);
+}
+
+/** Opens a view by a click on its name. */
+export async function view({ page }, id) {
+  await page.getByTestId(`view-${id}`).click();
+  await until(
+    `the view ${id}`,
+    () => page.locator('nav [aria-current="page"]').getAttribute('data-testid'),
+    (open) => open === `view-${id}`,
+  );
+}
+
+/** Waits until a chart has something drawn on it, in the colour of a line and not of the grid. */
+export async function inked(page, id) {
+  const pixels = () =>
+    page.locator(`[data-testid="${id}"] canvas`).evaluate((canvas) => {
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      let number = 0;
+      for (let at = 0; at < data.length; at += 4) {
+        const [red, green, blue, alpha] = data.slice(at, at + 4);
+        number += alpha > 200 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60 ? 1 : 0;
+      }
+      return number;
+    });
+  return until(`lines on ${id}`, pixels, (number) => number > 60);
 }
 
 export async function shot(page, name) {

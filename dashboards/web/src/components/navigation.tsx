@@ -1,5 +1,6 @@
 // The row of views, and below it the time range and the filters of the views that have them. All of it is links and
 // controls that change the address.
+import { useEffect, useRef } from 'preact/hooks';
 import { clock } from '../format';
 import { addressOf, FILTERS, inView, RANGES, rangeName, VIEWS, type Filter, type Place, type ViewId } from '../place';
 import { textOf } from '../sql';
@@ -18,8 +19,13 @@ const FILTERED: Partial<Record<ViewId, readonly Filter[]>> = {
 };
 
 export function Navigation({ place }: { place: Place }) {
+  const row = useRef<HTMLElement>(null);
+  // On a narrow page the row is wider than its place.
+  useEffect(() => {
+    row.current?.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'center' });
+  }, [place.view]);
   return (
-    <nav aria-label="Views">
+    <nav aria-label="Views" ref={row}>
       {VIEWS.map(({ id, title }) => (
         <a
           key={id}

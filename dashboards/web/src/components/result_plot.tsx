@@ -5,7 +5,7 @@ import { drawingOf, LINES_MAX } from '../plotting';
 import type { Result } from '../sql';
 import { LineChart } from './line_chart';
 
-const COLOURS = ['--series-1', '--series-2', '--series-3', '--series-4', '--good', '--warn', '--bad', '--muted'];
+const COLOURS = ['--series-1', '--series-2', '--series-3', '--series-4', '--bad', '--muted', '--text', '--focus'];
 
 export function ResultPlot({ result }: { result: Result }) {
   const drawing = useMemo(() => drawingOf(result), [result]);

@@ -18,9 +18,9 @@ interface Props {
 
 export function Waterfall({ after, before, picked, addressOfLoss }: Props) {
   const steps = waterfall(after, before ?? undefined);
-  const names = ['Layer', 'Reached', 'Tokens|number', 'Share|number'];
+  const names = ['Layer', 'Reached', 'Share|number'];
   if (before !== null) names.push('Before|number', 'Change|number');
-  names.push('Time to compute|number');
+  names.push('Tokens|number', 'Time to compute|number');
   return (
     <Panel
       id="waterfall"
@@ -72,7 +72,6 @@ function StepRow({ step, compared, children }: RowProps) {
       <td class="bar">
         <Floating from={step.from} to={step.to} colour={colourOf(step)} />
       </td>
-      <td class="number">{isLoss ? signed(-step.tokens, count) : count(step.tokens)}</td>
       <td class="number">{isLoss ? signed(negated(share), percent) : percent(share)}</td>
       {compared && <td class="number">{isLoss ? signed(negated(shareBefore), percent) : percent(shareBefore)}</td>}
       {compared && (
@@ -80,6 +79,7 @@ function StepRow({ step, compared, children }: RowProps) {
           {points(difference)}
         </td>
       )}
+      <td class="number">{isLoss ? signed(-step.tokens, count) : count(step.tokens)}</td>
       <td class="number">
         {isLoss ? signed(seconds === null ? null : seconds * 1000, durationText).replace('+', '') : ''}
       </td>

@@ -92,7 +92,7 @@ function CurvePanel({ curve, now, place, go }: ViewProps & { curve: Curve; now: 
         </div>
         <p data-testid="capacity-answer">
           <b>{count(blocks)}</b> blocks{now > 0 && ` (${(blocks / now).toFixed(2)} times now)`},{' '}
-          {count(there?.tokens ?? null)} tokens: hit rate{' '}
+          {count(there === null ? null : (blocks / there.blocks) * there.tokens)} tokens: hit rate{' '}
           <b data-testid="capacity-hit-rate">{percent(there?.hitRate ?? null)}</b> ± {percent(there?.error ?? null)}
           {gain !== null && (
             <>

@@ -104,7 +104,7 @@ export function SqlView({ place, go }: ViewProps) {
           </button>
         )}
         <span class="muted" role="status" data-testid="sql-summary" data-answers={answers}>
-          {busy ? 'running' : summary(outcome)}
+          {busy ? 'running' : summary(outcome, shape)}
         </span>
       </div>
       {outcome.kind === 'error' && (
@@ -165,10 +165,10 @@ function useOneAtATime() {
   return { outcome, busy, answers, during, cancel };
 }
 
-function summary(outcome: Outcome): string {
+function summary(outcome: Outcome, shape: 'table' | 'plot'): string {
   if (outcome.kind !== 'result') return outcome.kind === 'error' ? 'failed' : '';
   const { rows, tookMs } = outcome.result;
-  const shown = rows.length > ROWS_SHOWN ? `, the first ${ROWS_SHOWN} shown` : '';
+  const shown = shape === 'table' && rows.length > ROWS_SHOWN ? `, the first ${ROWS_SHOWN} shown` : '';
   return `${count(rows.length)} ${rows.length === 1 ? 'row' : 'rows'}${shown} in ${durationText(tookMs)}`;
 }
 
