@@ -48,6 +48,13 @@ export function refusal(status: number, statusText: string, body: string): Serve
   return new ServerError(`The server answered ${named}.`, status, null);
 }
 
+/** The course of a request in words, a line a step (SPEC X3). */
+export async function explained(request: string, signal: AbortSignal): Promise<string[]> {
+  const path = `v1/requests/${encodeURIComponent(request)}/explain`;
+  const body = (await (await call(path, { signal })).json()) as { summary?: unknown };
+  return Array.isArray(body.summary) ? body.summary.filter((line) => typeof line === 'string') : [];
+}
+
 /** Names of the models served, in the server's order. */
 export async function models(signal: AbortSignal): Promise<string[]> {
   const body = (await (await call('v1/models', { signal })).json()) as { data?: { id?: unknown }[] };

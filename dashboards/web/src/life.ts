@@ -92,6 +92,10 @@ export interface Candidate {
   /** Terms of its cost that the table names, in seconds; the sum is what candidates are compared by. */
   terms: { name: string; seconds: number }[];
   total: Known;
+  /** One standard deviation of the sum, seconds; `null` where the table has none. */
+  error: Known;
+  /** By which candidates are compared, seconds, where that is not the sum. */
+  compared: Known;
 }
 
 export interface Decision {
@@ -131,20 +135,24 @@ export function decisionsOf(rows: readonly Row[]): Decision[] {
       saturation: numberOf(row, 'saturation'),
       predictedTtft: seconds === null ? null : seconds * 1000,
       predictedHitTokens: numberOf(row, 'predicted_hit_tokens'),
-      candidates: list.map((one) => candidateOf(one, numberOf(row, 'instance'))).sort(byTotal),
+      candidates: list.map((one) => candidateOf(one, numberOf(row, 'instance'))).sort(byCost),
     };
   });
 }
 
-const byTotal = (a: Candidate, b: Candidate) => (a.total ?? Infinity) - (b.total ?? Infinity);
+const cost = ({ compared, total }: Candidate) => compared ?? total ?? Infinity;
+const byCost = (a: Candidate, b: Candidate) => cost(a) - cost(b);
 
-/** Every column `…_seconds` but the sum is a term, so that a term that is added to the table shows here too. */
+/** Columns `…_seconds` that are no terms: the sum, what is compared, and the uncertainty of a term or of the sum. */
+const NO_TERM = /^(total|compared|error|.*_error)$/;
+
+/** Every other column `…_seconds` is a term, so that a term that is added to the table shows here too. */
 function candidateOf(row: Row, chosen: Known): Candidate {
   const instance = numberOf(row, 'instance') ?? -1;
   const terms = Object.keys(row).flatMap((column) => {
     const seconds = numberOf(row, column);
     const name = /^(.*)_seconds$/.exec(column)?.[1];
-    return name === undefined || name === 'total' || seconds === null ? [] : [{ name, seconds }];
+    return name === undefined || NO_TERM.test(name) || seconds === null ? [] : [{ name, seconds }];
   });
   return {
     instance,
@@ -152,5 +160,7 @@ function candidateOf(row: Row, chosen: Known): Candidate {
     hitTokens: numberOf(row, 'hit_tokens'),
     terms,
     total: numberOf(row, 'total_seconds'),
+    error: numberOf(row, 'error_seconds'),
+    compared: numberOf(row, 'compared_seconds'),
   };
 }

@@ -108,6 +108,11 @@ export function inGroup(place: Place, table = ''): string {
   }).join('');
 }
 
+/** The time after which an answer can look different: a step of the range, at least `least`; never if the range is past. */
+export function paceMs(place: Place, least: number): number {
+  return place.until === null ? Math.max(least, stepSeconds(place) * 500) : Infinity;
+}
+
 const STEPS = [1, 2, 4, 10, 20, 30, 60, 120, 300, 600, 1200];
 
 /** Seconds of one bar or point, so that the range has at most about 90. */

@@ -1,8 +1,8 @@
 // A statement kept answered: asked when it changes, and again as the live stream moves on.
 //
 // Invariants: one question at a time; an answer belongs to the statement shown; the last good answer stays while a newer
-// one is on its way or failed. Nothing is asked while the page is paused or the stream stands still, for then nothing
-// new is known.
+// one is on its way or failed. Nothing is asked again while the page is paused or out of sight, or the stream stands
+// still: then nothing new is known, or nobody looks.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { ServerError } from './api';
 import { runSql, type Result } from './sql';
@@ -29,7 +29,8 @@ export function useRows(statement: string | null, beat: number | null, everyMs: 
   useEffect(() => {
     const last = asked.current;
     const isSame = last.statement === statement;
-    if (isSame && (last.asking !== null || beat === null || beat - last.beat < everyMs)) return;
+    const isSoon = beat === null || beat - last.beat < everyMs;
+    if (isSame && (last.asking !== null || isSoon || document.hidden)) return;
     last.asking?.abort();
     if (statement === null) {
       asked.current = { statement, beat: 0, asking: null };

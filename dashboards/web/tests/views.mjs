@@ -70,6 +70,11 @@ export async function requestIsFound(opened) {
   await view(opened, 'requests');
   await page.getByTestId('order').selectOption('slowest');
   await until(
+    'a verdict on the slowest',
+    () => page.getByTestId('verdict').allTextContents(),
+    (all) => all.length >= 1 && /slowest: req-/.test(all[0]),
+  );
+  await until(
     'a request in the list',
     () => page.getByTestId('request-link').count(),
     (count) => count >= 1,

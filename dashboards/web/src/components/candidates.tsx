@@ -16,6 +16,8 @@ export function Candidates({ candidates, nameOf }: Props) {
   const most = Math.max(1e-9, ...candidates.map(({ total }) => total ?? 0));
   const seconds = (candidate: Candidate, name: string) =>
     candidate.terms.find((term) => term.name === name)?.seconds ?? null;
+  const hasError = candidates.some(({ error }) => error !== null);
+  const hasCompared = candidates.some(({ compared }) => compared !== null);
   const text = (value: number | null) => durationText(value === null ? null : value * 1000);
   return (
     <Scroll label="Candidates">
@@ -27,6 +29,7 @@ export function Candidates({ candidates, nameOf }: Props) {
             'Predicted hit|number',
             ...terms.map((term) => `${term.replaceAll('_', ' ')}|number`),
             'Sum|number',
+            ...(hasCompared ? ['Compared|number'] : []),
           ]}
         />
         <tbody>
@@ -55,7 +58,11 @@ export function Candidates({ candidates, nameOf }: Props) {
                   {text(seconds(candidate, term))}
                 </td>
               ))}
-              <td class="number">{text(candidate.total)}</td>
+              <td class="number">
+                {text(candidate.total)}
+                {hasError && <span class="unit"> ± {text(candidate.error)}</span>}
+              </td>
+              {hasCompared && <td class="number">{text(candidate.compared)}</td>}
             </tr>
           ))}
         </tbody>

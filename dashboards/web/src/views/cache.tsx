@@ -21,7 +21,7 @@ import {
   type Funnel,
   type Window,
 } from '../funnel';
-import { addressOf, inGroup, inRange, stepSeconds, type Place } from '../place';
+import { addressOf, inGroup, inRange, paceMs, stepSeconds, type Place } from '../place';
 import { reasonWords } from '../reasons';
 import { useRows } from '../use_rows';
 import { LossDetail } from './loss_detail';
@@ -54,7 +54,7 @@ function storyOf(windows: Window[], picked: string | undefined): Story {
 
 export function CacheView(props: ViewProps) {
   const { place, beat } = props;
-  const answer = useRows(history(place), beat, OFTEN_MS);
+  const answer = useRows(history(place), beat, paceMs(place, OFTEN_MS));
   const { result } = answer;
   const story = useMemo(() => storyOf(windowsOf(result?.rows ?? []), place.split), [result, place.split]);
   const loss = place.loss ?? null;
@@ -85,7 +85,7 @@ function Headline({ story, place }: { story: Story; place: Place }) {
   const cause = split === null ? largest(after) : story.causes[0];
   const isFall = split !== null && was !== null && is !== null && was > is;
   return (
-    <section class="panel headline" aria-live="polite" data-testid="headline">
+    <section class="panel headline" aria-label="What happened" data-testid="headline">
       <p>
         {split === null
           ? `Hit rate ${percent(is)} of ${count(after.prompt)} prompt tokens; it did not fall in this time range.`

@@ -1,13 +1,14 @@
 // Where the load is and where the caches help: load per atom and instance with the cuts between buckets (SPEC B1, B2),
 // and how far prompt tokens got by region and instance (SPEC C5).
 import { useMemo } from 'preact/hooks';
+import { cutsOf, plansOf } from '../buckets';
 import { HeatCell } from '../components/bars';
-import { NewestRows } from '../components/newest_rows';
+import { BucketPlan } from '../components/bucket_plan';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
 import { count, percent } from '../format';
 import { funnelOf, hitRate, LAYERS, reached, share } from '../funnel';
 import { loadMapOf, type LoadMap } from '../load_map';
-import { addressOf, inGroup, inRange, inView, type Place } from '../place';
+import { addressOf, inGroup, inRange, inView, paceMs, type Place } from '../place';
 import { numberOf, textOf, type Row } from '../sql';
 import { useRows } from '../use_rows';
 import { OFTEN_MS, SELDOM_MS, type ViewProps } from './view';
@@ -22,14 +23,23 @@ FROM funnel WHERE (layer = 'prompt' OR reason IS NOT NULL) AND ${inRange(place, 
 GROUP BY region, instance, layer, reason`;
 }
 
+const PLANS = `SELECT b.* FROM buckets b JOIN (SELECT model, max(plan) AS plan FROM buckets GROUP BY model) n
+ON b.model = n.model AND b.plan = n.plan`;
+
 export function LoadView(props: ViewProps) {
-  const { tables } = props;
+  const { tables, beat, fleet, place } = props;
+  const answer = useRows(tables?.has('buckets') === true ? PLANS : null, beat, SELDOM_MS);
+  const all = useMemo(() => plansOf(answer.result?.rows ?? []), [answer.result]);
+  const plans = all.filter(({ model }) => place.model === undefined || place.model === model);
+  const nameOf = (id: number) => fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`;
   return (
     <>
-      <BucketMap {...props} />
-      <Panel id="buckets" title="Buckets" note="length ranges with instances of their own">
+      <BucketMap {...props} cuts={cutsOf(plans)} nameOf={nameOf} />
+      <Panel id="buckets" title="Buckets" note="ranges of prompt length with instances of their own">
         {tables?.has('buckets') === true ? (
-          <NewestRows table="buckets" beat={props.beat} />
+          <Told answer={answer} empty="no plan yet">
+            {() => plans.map((plan) => <BucketPlan key={plan.model} plan={plan} nameOf={nameOf} />)}
+          </Told>
         ) : (
           <p class="empty" data-testid="no-buckets">
             {tables === null ? 'asking …' : 'No bucket plan: all lengths share all instances.'}
@@ -41,19 +51,18 @@ export function LoadView(props: ViewProps) {
   );
 }
 
-function BucketMap({ beat, fleet, tables }: ViewProps) {
+type BucketMapProps = ViewProps & { cuts: readonly number[]; nameOf: (instance: number) => string };
+
+function BucketMap({ beat, fleet, cuts, nameOf }: BucketMapProps) {
   const answer = useRows(LOAD, beat, OFTEN_MS);
-  const plan = useRows(tables?.has('buckets') === true ? CUTS : null, beat, SELDOM_MS);
-  const cuts = new Set((plan.result?.rows ?? []).flatMap((row) => numberOf(row, 'from_tokens') ?? []));
   const ids = (fleet?.instances ?? []).map(({ instance }) => instance);
   const map = loadMapOf(answer.result?.rows ?? [], ids);
-  const nameOf = (id: number) => fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`;
   return (
     <Panel
       id="load-map"
       title="Load by instance and context length"
       unit={`context tokens of live requests, per ${count(map.width)} tokens of length`}
-      note={cuts.size === 0 ? 'no cuts between buckets' : 'a strong line is a cut between buckets'}
+      note={cuts.length === 0 ? 'no cuts between buckets' : `cuts at ${cuts.map(count).join(', ')} tokens`}
     >
       {map.starts.length === 0 ? (
         <p class="empty">{answer.problem ?? (answer.result === null ? 'asking …' : 'no live requests')}</p>
@@ -66,19 +75,18 @@ function BucketMap({ beat, fleet, tables }: ViewProps) {
   );
 }
 
-const CUTS = `SELECT * FROM buckets WHERE as_of = (SELECT max(as_of) FROM buckets)`;
-
 interface LoadTableProps {
   map: LoadMap;
-  cuts: ReadonlySet<number>;
+  cuts: readonly number[];
   nameOf: (instance: number) => string;
 }
 
 function LoadTable({ map, cuts, nameOf }: LoadTableProps) {
   const most = Math.max(1, ...map.instances.flatMap(({ tokens }) => tokens));
   const all = map.totals.reduce((sum, tokens) => sum + tokens, 0);
+  const isCut = (start: number) => cuts.some((cut) => cut >= start && cut < start + map.width);
   const heads = map.starts.map(
-    (start) => `${start === 0 ? 'from 0' : count(start)}|number${cuts.has(start) && start > 0 ? ' cut' : ''}`,
+    (start) => `${start === 0 ? 'from 0' : count(start)}|number${isCut(start) ? ' cut' : ''}`,
   );
   return (
     <table class="map" data-testid="load-map">
@@ -137,7 +145,7 @@ function linesOf(rows: readonly Row[]): Line[] {
 }
 
 function CacheMap({ place, beat, fleet }: ViewProps) {
-  const answer = useRows(caches(place), beat, SELDOM_MS);
+  const answer = useRows(caches(place), beat, paceMs(place, SELDOM_MS));
   const lines = useMemo(
     () => linesOf(answer.result?.rows ?? []).map((line) => ({ ...line, funnel: funnelOf(line.rows) })),
     [answer.result],

@@ -6,7 +6,7 @@ import { Meter } from '../components/bars';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
 import { count, countMark, durationText, percent, timeOfDay } from '../format';
 import { LAYERS, layerOf, reasonOf } from '../funnel';
-import { addressOf, inGroup, inRange, inView, stepSeconds, type Place } from '../place';
+import { addressOf, inGroup, inRange, inView, paceMs, stepSeconds, type Place } from '../place';
 import { reasonWords } from '../reasons';
 import { instant, literal, numberOf, textOf, type Row } from '../sql';
 import { useRows } from '../use_rows';
@@ -50,8 +50,8 @@ export function LossDetail(props: Props) {
     const id = numberOf(row, 'instance');
     return id === null ? '–' : (fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`);
   };
-  const groups = useRows(losers(place, loss, split), beat, SELDOM_MS);
-  const requests = useRows(worst(place, loss, split), beat, SELDOM_MS);
+  const groups = useRows(losers(place, loss, split), beat, paceMs(place, SELDOM_MS));
+  const requests = useRows(worst(place, loss, split), beat, paceMs(place, SELDOM_MS));
   return (
     <>
       <Panel
@@ -155,7 +155,7 @@ function Evictions({ place, beat, fleet, split }: Props) {
 FROM kv_events WHERE event = 'removed' AND ${inRange(place, 'at')}
 GROUP BY 1, 2 ORDER BY 1`,
     beat,
-    SELDOM_MS,
+    paceMs(place, SELDOM_MS),
   );
   const chart = useMemo(() => evictionLines(answer.result?.rows ?? [], step, fleet), [answer.result, step, fleet]);
   const blocks = (fleet?.instances ?? []).reduce((all, one) => all + (one.blocksTotal ?? 0), 0);

@@ -1,5 +1,7 @@
 // One request's life (SPEC X3): what it was, its phases in time, its decisions with every candidate and term, and its
 // funnel.
+import { useEffect, useState } from 'preact/hooks';
+import { explained } from '../api';
 import { Candidates } from '../components/candidates';
 import { Panel, Told } from '../components/panel';
 import { toneOfOutcome } from '../components/decisions';
@@ -17,7 +19,7 @@ const of = (id: string) =>
     ? `request_id = (SELECT max(request_id) FROM decisions WHERE decision_id = ${literal(id)})`
     : `request_id = ${literal(id)}`;
 
-export function RequestLife({ request, beat, fleet }: ViewProps & { request: string }) {
+export function RequestLife({ request, beat, fleet, tables }: ViewProps & { request: string }) {
   const events = useRows(`SELECT * FROM requests WHERE ${of(request)} ORDER BY seq LIMIT 5000`, beat, OFTEN_MS);
   const decided = useRows(`SELECT * FROM decisions WHERE ${of(request)} ORDER BY "at"`, beat, OFTEN_MS);
   const funnel = useRows(
@@ -35,6 +37,7 @@ WHERE ${of(request)} AND (layer = 'prompt' OR reason IS NOT NULL) GROUP BY layer
       <Told answer={events} empty={`No request ${request} is in the tables; old ones leave the log (log.retain_age).`}>
         {() => life !== null && <Summary life={life} decision={decisions.at(-1) ?? null} nameOf={nameOf} />}
       </Told>
+      {life !== null && tables?.has(EXPLAINED_SINCE) === true && <InWords life={life} />}
       <Panel id="decisions" title="Decisions" note="every candidate with the terms of its cost, the least cost first">
         <Told answer={decided} empty="no decision on this request is in the tables">
           {() =>
@@ -52,6 +55,35 @@ WHERE ${of(request)} AND (layer = 'prompt' OR reason IS NOT NULL) GROUP BY layer
         </Panel>
       )}
     </>
+  );
+}
+
+/** Servers that have this table have the route that explains, too. */
+const EXPLAINED_SINCE = 'shadow_decisions';
+
+/** The server's own explanation, asked for again when the request has come further. */
+function InWords({ life }: { life: Life }) {
+  const [lines, setLines] = useState<string[]>([]);
+  const stage = `${life.request} ${life.phases.length} ${life.end}`;
+  useEffect(() => {
+    const asking = new AbortController();
+    explained(life.request, asking.signal).then(setLines, () => setLines([]));
+    return () => asking.abort();
+  }, [stage]);
+  if (lines.length === 0) return null;
+  return (
+    <Panel id="words" title="In words">
+      <ol class="lines" data-testid="in-words">
+        {lines.map((line, index) => {
+          const [at = '', ...words] = line.split(' ');
+          return (
+            <li key={index}>
+              <time dateTime={at}>{timeOfDay(at)}</time> {words.join(' ')}
+            </li>
+          );
+        })}
+      </ol>
+    </Panel>
   );
 }
 

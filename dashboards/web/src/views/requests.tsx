@@ -3,9 +3,10 @@ import { useState } from 'preact/hooks';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
 import { toneOfOutcome } from '../components/decisions';
 import { count, durationText, percent, timeOfDay, UNKNOWN } from '../format';
-import { addressOf, inGroup, inRange, type Place } from '../place';
+import { addressOf, inGroup, inRange, paceMs, type Place } from '../place';
 import { instant, literal, numberOf, textOf, type Row } from '../sql';
 import { useRows } from '../use_rows';
+import { Diagnosis } from './diagnosis';
 import { RequestLife } from './request_life';
 import { OFTEN_MS, type ViewProps } from './view';
 
@@ -35,7 +36,14 @@ export function RequestsView(props: ViewProps) {
   return (
     <>
       <Search {...props} />
-      {place.request === undefined ? <List {...props} /> : <RequestLife {...props} request={place.request} />}
+      {place.request === undefined ? (
+        <>
+          <Diagnosis {...props} />
+          <List {...props} />
+        </>
+      ) : (
+        <RequestLife {...props} request={place.request} />
+      )}
     </>
   );
 }
@@ -102,7 +110,7 @@ function Search({ place, go }: ViewProps) {
 }
 
 function List({ place, beat, fleet }: ViewProps) {
-  const answer = useRows(list(place), beat, OFTEN_MS);
+  const answer = useRows(list(place), beat, paceMs(place, OFTEN_MS));
   const nameOf = (id: number | null) =>
     id === null ? UNKNOWN : (fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`);
   return (

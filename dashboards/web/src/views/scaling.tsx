@@ -5,7 +5,7 @@ import { LineChart } from '../components/line_chart';
 import { NewestRows } from '../components/newest_rows';
 import { Panel, Scroll, Told } from '../components/panel';
 import { age, clock, count, countMark, rate } from '../format';
-import { inRange, stepSeconds, type Place } from '../place';
+import { inRange, paceMs, stepSeconds, type Place } from '../place';
 import { countOf, lanesOf, type Lane } from '../scaling';
 import { numberOf } from '../sql';
 import { useRows } from '../use_rows';
@@ -133,7 +133,7 @@ function withoutEnd(steps: readonly [number, number][], to: number): number[] {
 }
 
 function Arrivals({ place, beat }: ViewProps) {
-  const answer = useRows(trend(place), beat, SELDOM_MS);
+  const answer = useRows(trend(place), beat, paceMs(place, SELDOM_MS));
   const chart = useMemo(() => {
     const rows = answer.result?.rows ?? [];
     const of = (name: string) => rows.map((row) => numberOf(row, name));

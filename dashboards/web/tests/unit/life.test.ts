@@ -67,13 +67,28 @@ test('what still runs has no end, and what was refused says why', () => {
   expect(lifeOf([])).toBeNull();
 });
 
+test('the cheapest is the one with the least that is compared, where the table says what that is', () => {
+  const candidate = (instance: number, total_seconds: number, compared_seconds?: number) => ({
+    instance,
+    total_seconds,
+    ...(compared_seconds === undefined ? {} : { compared_seconds }),
+  });
+  const order = (candidates: object[]) =>
+    decisionsOf([{ at: T0, candidates }])[0]?.candidates.map(({ instance }) => instance);
+  expect(order([candidate(1, 0.5), candidate(2, 0.4)])).toEqual([2, 1]);
+  expect(order([candidate(1, 0.5, 0.6), candidate(2, 0.4, 0.9)])).toEqual([1, 2]);
+});
+
 test('every term is shown, the chosen one marked, the cheapest first', () => {
   const candidate = (instance: number, total: number) => ({
     instance,
     hit_tokens: 32,
     queue_seconds: 0,
     fetch_seconds: total,
+    fetch_error_seconds: 0.01,
+    error_seconds: 0.01,
     total_seconds: total,
+    compared_seconds: total,
   });
   const [decision] = decisionsOf([
     {
@@ -95,4 +110,5 @@ test('every term is shown, the chosen one marked, the cheapest first', () => {
     { name: 'queue', seconds: 0 },
     { name: 'fetch', seconds: 0.2 },
   ]);
+  expect(decision?.candidates[0]).toMatchObject({ total: 0.2, error: 0.01, compared: 0.2 });
 });

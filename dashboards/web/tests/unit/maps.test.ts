@@ -1,7 +1,8 @@
-// Scenario: load of several instances over atoms, more atoms than columns; instances that start, end and come back;
+// Scenario: load of several instances over atoms, more atoms than columns; bucket plans of two models; instances that start, end and come back;
 // answers of SQL with and without what a plot needs.
 // Guarantees: no token is lost or counted twice, a state lasts until the next, and a plot's lines keep their places.
 import { expect, test } from 'vitest';
+import { cutsOf, perInstance, plansOf } from '../../src/buckets';
 import { COLUMNS_MAX, loadMapOf } from '../../src/load_map';
 import { drawingOf, LINES_MAX } from '../../src/plotting';
 import { countOf, lanesOf } from '../../src/scaling';
@@ -33,6 +34,27 @@ test('more atoms than columns are drawn wider, and nothing is lost', () => {
   expect(map.width % 500).toBe(0);
   expect(map.totals.reduce((sum, tokens) => sum + tokens, 0)).toBe(4950);
   expect(loadMapOf([], []).starts).toEqual([]);
+});
+
+test('plans: one per model, buckets in order, cuts over all models', () => {
+  const row = (model: string, bucket: number, from_tokens: number, to_tokens: number | null, instances: number[]) => ({
+    model,
+    bucket,
+    from_tokens,
+    to_tokens,
+    instances,
+    at: 5,
+    state: 'cut',
+    load: 1.5,
+  });
+  const plans = plansOf([row('b', 1, 1500, null, [1, 2, 3]), row('b', 0, 0, 1500, [0]), row('a', 0, 0, null, [4])]);
+  expect(plans.map(({ model, buckets }) => [model, buckets.map(({ instances }) => instances)])).toEqual([
+    ['a', [[4]]],
+    ['b', [[0], [1, 2, 3]]],
+  ]);
+  expect(cutsOf(plans)).toEqual([1500]);
+  expect(plans[1]?.buckets.map(perInstance)).toEqual([1.5, 0.5]);
+  expect(perInstance({ bucket: 0, from: 0, to: null, instances: [], load: 1 })).toBeNull();
 });
 
 const state = (at: number, instance: number, name: string) => ({

@@ -8,6 +8,7 @@ import {
   inGroup,
   inRange,
   inView,
+  paceMs,
   placeOf,
   RANGES,
   stepSeconds,
@@ -63,4 +64,10 @@ test('a range has at most 90 steps', () => {
     expect(steps).toBeGreaterThan(14);
     expect(steps).toBeLessThanOrEqual(90);
   }
+});
+
+test('a view is asked again when its answer can look different: seldom for long ranges, never for past ones', () => {
+  expect(paceMs({ ...HOME, seconds: 60 }, 2000)).toBe(2000);
+  expect(paceMs({ ...HOME, seconds: 86_400 }, 2000)).toBe(600_000);
+  expect(paceMs({ ...HOME, until: UNTIL }, 2000)).toBe(Infinity);
 });
