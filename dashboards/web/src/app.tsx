@@ -85,6 +85,9 @@ export function App() {
     return () => asking.abort();
   }, [live.phase]);
 
+  // Another view begins at its top.
+  useEffect(() => window.scrollTo(0, 0), [place.view, place.request]);
+
   const shown: Shown = held ?? live;
   const state = liveness(live, now);
   const View = VIEW[place.view];

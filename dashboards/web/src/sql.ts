@@ -67,13 +67,17 @@ export function explaining(request: string): string {
   return `SELECT * FROM decisions WHERE request_id = ${literal(request)} ORDER BY "at"`;
 }
 
+/** The hit rate of a moment is over the minute before it. */
+const MINUTE_SECONDS = 60;
+
 const HISTORY = `SELECT date_trunc('second', "at") AS second,
-       sum(decode_tokens) AS decode_tokens, sum(prefill_tokens) AS prefill_tokens
+       sum(decode_tokens) AS decode_tokens, sum(prefill_tokens) AS prefill_tokens,
+       sum(cached_tokens) AS cached_tokens, sum(scheduled_prompt_tokens) AS prompt_tokens
 FROM engine_steps
-WHERE "at" >= date_trunc('second', now() - INTERVAL '${WINDOW_SECONDS} seconds') AND "at" < date_trunc('second', now())
+WHERE "at" >= date_trunc('second', now() - INTERVAL '${WINDOW_SECONDS + MINUTE_SECONDS} seconds') AND "at" < date_trunc('second', now())
 GROUP BY 1 ORDER BY 1`;
 
-/** Token rates of the last five minutes, one point a second, from the steps the engines have recorded. */
+/** Token rates and hit rate of the last five minutes, one point a second, from the steps the engines have recorded. */
 export async function tokenHistory(signal: AbortSignal): Promise<Point[]> {
   return historyPoints((await runSql(HISTORY, signal)).rows);
 }
@@ -81,6 +85,7 @@ export async function tokenHistory(signal: AbortSignal): Promise<Point[]> {
 /** A second without a step between two with one had 0 tokens. Before the first nothing is known: no point. */
 export function historyPoints(rows: readonly Row[]): Point[] {
   const points: Point[] = [];
+  const rateAt = hitRates(rows);
   for (const row of rows) {
     const ms = numberOf(row, 'second');
     const at = ms === null ? null : Math.floor(ms / 1000);
@@ -88,13 +93,35 @@ export function historyPoints(rows: readonly Row[]): Point[] {
     if (at === null || (last !== undefined && at <= last.at)) continue;
     const first = last === undefined ? at : Math.max(last.at + 1, at - WINDOW_SECONDS);
     for (let idle = first; idle < at; idle++) {
-      points.push({ ...unknownAt(idle), tokensPerSecond: 0, promptTokensPerSecond: 0 });
+      points.push({ ...unknownAt(idle), tokensPerSecond: 0, promptTokensPerSecond: 0, hitRate: rateAt(idle) });
     }
     points.push({
       ...unknownAt(at),
       tokensPerSecond: numberOf(row, 'decode_tokens'),
       promptTokensPerSecond: numberOf(row, 'prefill_tokens'),
+      hitRate: rateAt(at),
     });
   }
   return points;
+}
+
+/** Reused over scheduled prompt tokens in the minute up to a second; asked for in order of time. */
+function hitRates(rows: readonly Row[]): (at: number) => Known {
+  const seconds = rows.map((row) => ({
+    at: (numberOf(row, 'second') ?? 0) / 1000,
+    cached: numberOf(row, 'cached_tokens') ?? 0,
+    prompt: numberOf(row, 'prompt_tokens') ?? 0,
+  }));
+  let [first, next, cached, prompt] = [0, 0, 0, 0];
+  return (at) => {
+    for (let one = seconds[next]; one !== undefined && one.at <= at; one = seconds[++next]) {
+      cached += one.cached;
+      prompt += one.prompt;
+    }
+    for (let one = seconds[first]; one !== undefined && one.at <= at - MINUTE_SECONDS; one = seconds[++first]) {
+      cached -= one.cached;
+      prompt -= one.prompt;
+    }
+    return prompt > 0 ? cached / prompt : null;
+  };
 }

@@ -91,7 +91,7 @@ async function operatorAsksWhy(opened, storm) {
   const answer = await until(
     'what four times the capacity would buy',
     () => text('capacity-answer'),
-    (said) => numberIn(/\+[\d.]+ points/.exec(said)?.[0] ?? '0') > 20,
+    (said) => numberIn(/\+[\d.]+ points/.exec(said)?.[0] ?? '0') > 10,
   );
   console.log(`ok what to do: ${answer}`);
   await shot(page, 'story-4-capacity.png');

@@ -192,7 +192,7 @@ function options(
     hooks: {
       setCursor: [(self) => onHover(self.cursor.idx ?? null)],
       setSelect: [stretched],
-      draw: [(self) => newest.current.marks.forEach((mark) => drawMark(self, mark))],
+      draw: [(self) => newest.current.marks.forEach((mark, line) => drawMark(self, mark, line))],
     },
   };
 }
@@ -217,7 +217,8 @@ function seriesOf(line: Line): uPlot.Series {
   };
 }
 
-function drawMark(self: uPlot, mark: Mark): void {
+/** Labels stand on lines of their own, so that near marks stay readable. */
+function drawMark(self: uPlot, mark: Mark, line: number): void {
   const { ctx, bbox } = self;
   const at = Math.round(self.valToPos(mark.x, 'x', true));
   if (at < bbox.left || at > bbox.left + bbox.width) return;
@@ -234,7 +235,7 @@ function drawMark(self: uPlot, mark: Mark): void {
   const isRight = at > bbox.left + bbox.width * 0.7;
   ctx.textAlign = isRight ? 'right' : 'left';
   ctx.textBaseline = 'top';
-  ctx.fillText(mark.label, at + (isRight ? -4 : 4) * devicePixelRatio, bbox.top);
+  ctx.fillText(mark.label, at + (isRight ? -4 : 4) * devicePixelRatio, bbox.top + line * 14 * devicePixelRatio);
   ctx.restore();
 }
 

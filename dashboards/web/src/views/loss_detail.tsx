@@ -1,6 +1,6 @@
 // One reason of the funnel: what it means, what to look at, who lost the tokens, what the caches did meanwhile, and the
 // requests that lost most.
-import { useMemo } from 'preact/hooks';
+import { useEffect, useMemo, useRef } from 'preact/hooks';
 import { LineChart } from '../components/line_chart';
 import { Meter } from '../components/bars';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
@@ -52,8 +52,15 @@ export function LossDetail(props: Props) {
   };
   const groups = useRows(losers(place, loss, split), beat, paceMs(place, SELDOM_MS));
   const requests = useRows(worst(place, loss, split), beat, paceMs(place, SELDOM_MS));
+  // Picked above, out of sight below: brought to where it can be read.
+  const top = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    top.current?.focus({ preventScroll: true });
+    top.current?.scrollIntoView({ block: 'start' });
+  }, [loss]);
   return (
     <>
+      <div ref={top} tabIndex={-1} class="landing" />
       <Panel
         id="loss"
         title={`${LAYERS.find(({ id }) => id === layerOf(loss))?.title ?? layerOf(loss)}: ${words.title}`}

@@ -3,6 +3,8 @@
 // Guarantees: no token is lost or counted twice, a state lasts until the next, and a plot's lines keep their places.
 import { expect, test } from 'vitest';
 import { cutsOf, perInstance, plansOf } from '../../src/buckets';
+import { cacheLinesOf, levelsOf } from '../../src/cache_map';
+import { hitRate } from '../../src/funnel';
 import { COLUMNS_MAX, loadMapOf } from '../../src/load_map';
 import { drawingOf, LINES_MAX } from '../../src/plotting';
 import { countOf, lanesOf } from '../../src/scaling';
@@ -34,6 +36,38 @@ test('more atoms than columns are drawn wider, and nothing is lost', () => {
   expect(map.width % 500).toBe(0);
   expect(map.totals.reduce((sum, tokens) => sum + tokens, 0)).toBe(4950);
   expect(loadMapOf([], []).starts).toEqual([]);
+});
+
+test('caches: a region is the sum of its instances and of what was never placed', () => {
+  const row = (region: string, instance: number | null, layer: string, tokens: number, more: object = {}) => ({
+    region,
+    instance,
+    layer,
+    tokens,
+    level: null,
+    reason: null,
+    requests: layer === 'prompt' ? 1 : null,
+    ...more,
+  });
+  const lines = cacheLinesOf([
+    row('eu', 1, 'prompt', 100),
+    row('eu', 1, 'present', 40, { level: 'L2' }),
+    row('eu', 0, 'prompt', 50),
+    row('eu', 0, 'present', 30, { level: 'L1' }),
+    row('eu', 0, 'present', 20, { reason: 'evicted' }),
+    row('eu', null, 'prompt', 10),
+    row('ap', 2, 'prompt', 5),
+  ]);
+  expect(lines.map(({ region, instance, funnel }) => [region, instance, funnel.prompt, funnel.requests])).toEqual([
+    ['ap', null, 5, 1],
+    ['ap', 2, 5, 1],
+    ['eu', null, 160, 3],
+    ['eu', 0, 50, 1],
+    ['eu', 1, 100, 1],
+  ]);
+  expect(hitRate(lines[3]!.funnel)).toBe(0.6);
+  expect(levelsOf(lines)).toEqual(['L1', 'L2']);
+  expect(lines[2]?.levels.get('L2')).toBe(40);
 });
 
 test('plans: one per model, buckets in order, cuts over all models', () => {

@@ -44,3 +44,14 @@ test('a second without a step between two with one had no tokens; before the fir
   expect(points.map((point) => point.tokensPerSecond)).toEqual([5, 0, 0, 7]);
   expect(points.at(-1)).toMatchObject({ promptTokensPerSecond: null, ttftP50: null });
 });
+
+test('the hit rate of the past is over the minute before, as it is in the stream', () => {
+  const row = (second: number, cached_tokens: number, prompt_tokens: number) => ({
+    second: second * 1000,
+    cached_tokens,
+    prompt_tokens,
+  });
+  const points = historyPoints([row(100, 0, 50), row(101, 50, 50), row(160, 0, 100), row(250, 0, 0)]);
+  const rateAt = (second: number) => points.find(({ at }) => at === second)?.hitRate;
+  expect([100, 101, 159, 160, 161, 219, 220].map(rateAt)).toEqual([0, 0.5, 0.5, 50 / 150, 0, 0, null]);
+});
