@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{dispatcher::Pressure, error::ApiError};
 use crate::{
     ids::Micros,
-    policy::{CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier},
+    policy::{CandidateCost, Classified, EntrySize, Placement, QueueLoad, RejectReason, Tier},
     rows::{CandidateRow, DecisionRow},
 };
 
@@ -92,9 +92,10 @@ pub const FULL_AT_PUSH: (RejectReason, Duration) = (RejectReason::QueueFull, Dur
 /// Refusal of a request that waited for the longest time allowed.
 pub const WAITED_TOO_LONG: (RejectReason, Duration) = (RejectReason::WaitedTooLong, Duration::from_secs(5));
 
-/// Why a request of `tokens` waits in a queue that held `before`.
-pub fn queue_reason(before: QueueLoad, tokens: u64) -> String {
-    format!("no lease free: {} requests with {} tokens wait", before.requests + 1, before.tokens.saturating_add(tokens))
+/// Why a request of this size waits in a queue that held `before`.
+pub fn queue_reason(before: QueueLoad, size: EntrySize) -> String {
+    let after = before.with(size);
+    format!("no lease free: {} requests with {} tokens wait", after.requests, after.tokens)
 }
 
 fn candidate_row(cost: &CandidateCost) -> CandidateRow {

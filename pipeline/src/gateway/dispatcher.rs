@@ -1,19 +1,19 @@
 //! From an admitted request to a lease on an instance: throttle state, the queue, and the routing that reserves.
 //!
-//! Nobody runs in the background: whoever waits also *pumps*, that is, grants the head of the queue for as long as there is
-//! room. A lease that comes back or an instance that changes wakes one waiter ([`InstanceDirectory::changed`]), and each
+//! Nobody runs in the background: whoever waits also *pumps*, that is, grants heads of the queue for as long as there is
+//! room; one at a time, and who comes meanwhile has the one that pumps look again. A lease that comes back or an instance that changes wakes one waiter ([`InstanceDirectory::changed`]), and each
 //! waiter looks again after [`LOOK_AGAIN`] in case nothing rang.
 //!
 //! Invariants: a lease is reserved before a grant is sent, and a grant nobody takes drops it; a waiter that leaves takes its
-//! entry out of the queue. Bounds: the queue's, and `policy.queue.wait_max`. The lock is held for a look at the views and one
-//! reservation per grant, never across an await.
+//! entry out of the queue. Bounds: the queue's, and `policy.queue.wait_max`. The queue's lock is held to look at its
+//! heads and to take one out; views are read and places reserved without it. No lock is held across an await.
 //!
 //! [`InstanceDirectory::changed`]: super::instances::InstanceDirectory::changed
 
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -29,7 +29,7 @@ use crate::{
     config::Recorded,
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        CandidateCost, ClusterView, FairQueue, Placement, PrefixReading, QueueLoad, RouteConfig, RouteRejection,
+        CandidateCost, ClusterView, EntrySize, FairQueue, Placement, PrefixReading, QueueLoad, RouteConfig, RouteRejection,
         RouteRequest, ThrottleState, ThrottleStep, Ticket, Tier, Waiting, press, route, token_cost,
     },
     rows::{FaultRow, PolicyInputRow},
@@ -44,6 +44,9 @@ const RACES_MAX: usize = 3;
 #[derive(Debug, Clone)]
 pub struct Demand {
     pub tier: Tier,
+    pub tenant: Arc<str>,
+    /// Memory it holds while it waits.
+    pub bytes: u64,
     /// Variants of the model that may serve it, best first.
     pub variants: Arc<[String]>,
     /// Sum over the prompts.
@@ -52,6 +55,13 @@ pub struct Demand {
     pub max_tokens: u32,
     /// Block hashes, a list a prompt.
     pub hashes: Arc<Vec<Vec<u64>>>,
+}
+
+impl Demand {
+    /// What it takes of the queue's room.
+    pub fn size(&self) -> EntrySize {
+        EntrySize { tokens: token_cost(self.prompt_tokens, self.max_tokens), bytes: self.bytes }
+    }
 }
 
 /// An incarnation that failed this request.
@@ -95,6 +105,8 @@ struct Pending {
 pub struct Dispatcher {
     deps: Deps,
     queue: Mutex<FairQueue<Pending>>,
+    /// Calls of [`pump`](Self::pump) that the one that pumps has not seen to; 0: nobody pumps.
+    pumps: AtomicU32,
     throttle: Mutex<ThrottleState>,
     turn: AtomicU64,
     /// Id of the settings in force, for the rows of what was read.
@@ -106,7 +118,7 @@ impl Dispatcher {
         let queue = Mutex::new(FairQueue::new(&deps.config.policy.queue));
         let throttle = Mutex::new(ThrottleState { step: ThrottleStep::Open, since: i64::MIN / 2 });
         let settings = Recorded::of(&deps.config, deps.text.name(), deps.text.block_size()).id();
-        Self { deps, queue, throttle, turn: AtomicU64::new(0), settings }
+        Self { deps, queue, pumps: AtomicU32::new(0), throttle, turn: AtomicU64::new(0), settings }
     }
 
     pub fn queue_load(&self) -> QueueLoad {
@@ -223,10 +235,15 @@ impl Dispatcher {
     /// Puts a request into the queue and says what it held before; no place if it is full.
     pub fn enqueue(self: &Arc<Self>, demand: Demand) -> (QueueLoad, Option<QueuePlace>) {
         let (grant, granted) = oneshot::channel();
-        let tokens = token_cost(demand.prompt_tokens, demand.max_tokens);
-        let waiting =
-            Waiting { tier: demand.tier, tokens, since: self.deps.clock.now(), item: Pending { demand, grant } };
         let mut queue = lock(&self.queue);
+        let waiting = Waiting {
+            tier: demand.tier,
+            tenant: demand.tenant.clone(),
+            size: demand.size(),
+            since: self.deps.clock.now(),
+            start_by: None,
+            item: Pending { demand, grant },
+        };
         let before = queue.load();
         let Ok(ticket) = queue.push(waiting) else { return (before, None) };
         self.show_load(queue.load());
@@ -234,44 +251,63 @@ impl Dispatcher {
         (before, Some(QueuePlace { dispatcher: self.clone(), ticket, granted }))
     }
 
-    /// Grants the head of the queue for as long as there is room. Grants go to waiters that are gone, too: dropping the
-    /// grant gives the lease back.
+    /// Grants heads of the queue for as long as there is room, or has the one that pumps now look again. Grants go to waiters
+    /// that are gone, too: dropping the grant gives the lease back.
     pub fn pump(&self) {
-        while let Some((waiting, grant)) = self.next_grant() {
-            if let Err(unwanted) = waiting.item.grant.send(grant) {
-                drop(unwanted);
+        if self.pumps.fetch_add(1, Ordering::AcqRel) > 0 {
+            return;
+        }
+        let _open = Pumping(&self.pumps);
+        let mut seen = 1;
+        loop {
+            while let Some((waiting, grant)) = self.next_grant() {
+                if let Err(unwanted) = waiting.item.grant.send(grant) {
+                    drop(unwanted);
+                }
+            }
+            match self.pumps.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(more) => seen = more,
             }
         }
     }
 
-    /// The entry that goes next, out of the queue, and its place. Where the first head waits for instances that are full, the
-    /// head of another tier may go to others (another variant's), but never to one of these.
+    /// An entry that goes next, out of the queue, and its place. Where the first head waits for instances that are full, the
+    /// next may go to others (another variant's), but never to one of these.
     fn next_grant(&self) -> Option<(Waiting<Pending>, Grant)> {
-        let now = self.deps.clock.now();
-        let step = lock(&self.throttle).step;
-        let mut queue = lock(&self.queue);
+        loop {
+            let now = self.deps.clock.now();
+            let step = lock(&self.throttle).step;
+            let heads: Vec<(Ticket, Demand)> = {
+                let mut queue = lock(&self.queue);
+                let heads = queue.heads(now, step).into_iter();
+                heads.map(|(ticket, head)| (ticket, head.item.demand.clone())).collect()
+            };
+            let (ticket, grant) = self.first_with_a_place(&heads)?;
+            let mut queue = lock(&self.queue);
+            // Its client may have left meanwhile; then the grant drops and the next head is looked at.
+            if let Some(waiting) = queue.pop_head(ticket, now) {
+                self.show_load(queue.load());
+                return Some((waiting, grant));
+            }
+        }
+    }
+
+    fn first_with_a_place(&self, heads: &[(Ticket, Demand)]) -> Option<(Ticket, Grant)> {
         let mut full: Vec<InstanceId> = Vec::new();
-        let mut found = None;
-        for (ticket, head) in queue.heads(now, step) {
-            let demand = &head.item.demand;
+        for (ticket, demand) in heads {
             if !full.is_empty() && self.would_go_to(demand).is_none_or(|instance| full.contains(&instance)) {
                 continue;
             }
             match self.place(demand, &[]) {
-                Ok(grant) => {
-                    found = Some((ticket, grant));
-                    break;
-                }
+                Ok(grant) => return Some((*ticket, grant)),
                 Err(no) => match no.rejection {
                     RouteRejection::NoRoom { candidates } => full.extend(candidates.iter().map(|cost| cost.instance)),
                     RouteRejection::NoInstance => {}
                 },
             }
         }
-        let (ticket, grant) = found?;
-        let waiting = queue.pop_head(ticket)?;
-        self.show_load(queue.load());
-        Some((waiting, grant))
+        None
     }
 
     fn would_go_to(&self, demand: &Demand) -> Option<InstanceId> {
@@ -340,6 +376,17 @@ impl Drop for QueuePlace {
         if left.is_some() {
             // The head may have changed to one that fits.
             self.dispatcher.deps.directory.ring();
+        }
+    }
+}
+
+/// Who pumps; one that panics lets others in.
+struct Pumping<'a>(&'a AtomicU32);
+
+impl Drop for Pumping<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(0, Ordering::Release);
         }
     }
 }

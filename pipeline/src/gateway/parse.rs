@@ -52,14 +52,16 @@ pub struct ParsedRequest {
     pub shape: Option<Shape>,
     /// Chat only.
     pub tools: Option<ToolUse>,
+    pub body_bytes: u64,
 }
 
 /// The body of a request to `face`. `vocab`: token ids are below this.
 pub fn parse(face: Face, body: &[u8], vocab: usize) -> Result<ParsedRequest, ApiError> {
-    match face {
-        Face::Chat => chat(&json_body::parse(body)?, vocab),
-        Face::Completion => completion(&json_body::parse(body)?, vocab),
-    }
+    let parsed = match face {
+        Face::Chat => chat(&json_body::parse(body)?, vocab)?,
+        Face::Completion => completion(&json_body::parse(body)?, vocab)?,
+    };
+    Ok(ParsedRequest { body_bytes: body.len() as u64, ..parsed })
 }
 
 fn chat(raw: &RawRequest<bool>, vocab: usize) -> Result<ParsedRequest, ApiError> {
@@ -95,7 +97,7 @@ fn chat(raw: &RawRequest<bool>, vocab: usize) -> Result<ParsedRequest, ApiError>
     let turns = conversation.turns.iter().filter(|turn| turn.message.role == Role::User).count() as u32;
     let session = session::of_chat(raw.user.as_deref(), &conversation);
     let (shape, inputs) = (structure::shape(raw)?, vec![Input::Chat(conversation)]);
-    Ok(ParsedRequest { face: Face::Chat, common, inputs, turns, session, shape, tools })
+    Ok(ParsedRequest { face: Face::Chat, common, inputs, turns, session, shape, tools, body_bytes: 0 })
 }
 
 fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiError> {
@@ -127,7 +129,7 @@ fn completion(raw: &RawRequest<i64>, vocab: usize) -> Result<ParsedRequest, ApiE
     check_prompts(&inputs, common.samples, vocab)?;
     let shape = structure::shape(raw)?;
     let session = session::of_completion(raw.user.as_deref());
-    Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1, session, shape, tools: None })
+    Ok(ParsedRequest { face: Face::Completion, common, inputs, turns: 1, session, shape, tools: None, body_bytes: 0 })
 }
 
 fn check_prompts(inputs: &[Input], samples: u32, vocab: usize) -> Result<(), ApiError> {

@@ -103,6 +103,8 @@ pub struct ArrivalReading {
     pub tenant_class: Tier,
     pub turn: u64,
     pub queue: QueueLoad,
+    /// Memory it holds while it waits.
+    pub bytes: u64,
 }
 
 impl ArrivalReading {
@@ -118,6 +120,8 @@ impl ArrivalReading {
             throttle_since_us: Some(self.throttle.since),
             queued_requests: Some(self.queue.requests as u64),
             queued_tokens: Some(self.queue.tokens),
+            queued_bytes: Some(self.queue.bytes),
+            request_bytes: Some(self.bytes),
             ..looked("arrival", (self.now, &self.view), &self.prefixes, &self.hashes)
         }
     }
@@ -136,7 +140,13 @@ impl ArrivalReading {
             tenant: row.tenant.clone()?,
             tenant_class: Tier::from_name(row.tenant_class.as_deref()?)?,
             turn: row.tie_turn?,
-            queue: QueueLoad { requests: usize::try_from(row.queued_requests?).ok()?, tokens: row.queued_tokens? },
+            queue: QueueLoad {
+                requests: usize::try_from(row.queued_requests?).ok()?,
+                tokens: row.queued_tokens?,
+                // Earlier versions had no bound of bytes.
+                bytes: row.queued_bytes.unwrap_or(0),
+            },
+            bytes: row.request_bytes.unwrap_or(0),
         })
     }
 }

@@ -54,7 +54,8 @@ fn there_and_back() {
         tenant: "acme".into(),
         tenant_class: Tier::Medium,
         turn: 8,
-        queue: QueueLoad { requests: 2, tokens: 99 },
+        queue: QueueLoad { requests: 2, tokens: 99, bytes: 1001 },
+        bytes: 77,
     };
     let row = arrival.row();
     assert_eq!(ArrivalReading::from_row(&row), Some(ArrivalReading { hashes: kept.clone(), ..arrival }));

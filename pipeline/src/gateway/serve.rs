@@ -25,7 +25,6 @@ use super::{
 use crate::{
     policy::{
         Admission, Arrival, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict, decide,
-        token_cost,
     },
     rows::PolicyInputRow,
 };
@@ -94,6 +93,7 @@ impl Case {
         if let Some(arrival) = self.readings.first_mut() {
             arrival.pushed_requests = Some(before.requests as u64);
             arrival.pushed_tokens = Some(before.tokens);
+            arrival.pushed_bytes = Some(before.bytes);
         }
     }
 
@@ -168,6 +168,8 @@ async fn decide_case(
     let pressure = gateway.dispatcher.pressure(now).await;
     let mut demand = Demand {
         tier: Tier::Low,
+        tenant: case.tenant.name.as_str().into(),
+        bytes: held_bytes(request, prepared),
         variants: Vec::new().into(),
         prompt_tokens: prepared.prompt_tokens,
         max_tokens: total_max_tokens(prepared, request.common.samples),
@@ -186,6 +188,7 @@ async fn decide_case(
         tenant_class: case.tenant.class,
         turn: gateway.dispatcher.turn(),
         queue: gateway.dispatcher.queue_load(),
+        bytes: demand.bytes,
     };
     let policy = &gateway.deps.config.policy;
     let verdict = decide_by(&reading, &pressure, gateway.deps.text.name(), policy);
@@ -222,6 +225,7 @@ pub fn decide_by(
         hits: &reading.prefixes.hits,
         turn: reading.turn,
         queue: reading.queue,
+        bytes: reading.bytes,
     };
     decide(&arrival, policy)
 }
@@ -265,7 +269,7 @@ async fn wait(
     let Some(mut place) = place else {
         return Err(case.overloaded(gateway, decision::FULL_AT_PUSH, candidates).await);
     };
-    let because = decision::queue_reason(before, token_cost(demand.prompt_tokens, demand.max_tokens));
+    let because = decision::queue_reason(before, demand.size());
     case.decided(gateway, Outcome::Queue { candidates, because }).await;
     case.recorder.queued().await;
     let wait_max = gateway.deps.config.policy.queue.wait_max;
@@ -328,6 +332,8 @@ impl Plans<'_> {
                 };
                 let demand = Demand {
                     tier: self.demand.tier,
+                    tenant: self.demand.tenant.clone(),
+                    bytes: 0,
                     variants: self.demand.variants.clone(),
                     prompt_tokens: prompt.tokens.len() as u32,
                     max_tokens,
@@ -337,6 +343,12 @@ impl Plans<'_> {
             })
             .collect()
     }
+}
+
+/// Memory that a request holds while it waits: its body, its tokens and their hashes.
+fn held_bytes(request: &ParsedRequest, prepared: &Prepared) -> u64 {
+    let prompts = prepared.prompts.iter().map(|prompt| 4 * prompt.tokens.len() as u64 + 8 * prompt.hashes.len() as u64);
+    request.body_bytes + prompts.sum::<u64>()
 }
 
 fn total_max_tokens(prepared: &Prepared, samples: u32) -> u32 {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::{
     config,
-    policy::{ThrottleStep, Tier},
+    policy::{EntrySize, QueueLoad, ThrottleStep, Tier},
 };
 
 /// Shortest and longest `Retry-After` ever given.
@@ -19,7 +19,7 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 pub enum RejectReason {
     /// The step of throttling in force refuses this tier.
     Throttled,
-    /// The gateway's queue is at its bound of requests or tokens.
+    /// The gateway's queue is at its bound of requests, tokens or bytes.
     QueueFull,
     /// No instance serves the model now.
     NoInstance,
@@ -62,6 +62,8 @@ pub struct AdmitRequest {
     pub prompt_tokens: u32,
     /// Most tokens to generate, over all sequences of the request.
     pub max_tokens: u32,
+    /// Memory it holds while it waits.
+    pub bytes: u64,
 }
 
 /// … and the state of the entry.
@@ -73,8 +75,7 @@ pub struct AdmitState {
     /// One of them has room for the request now.
     pub has_room: bool,
     /// What waits already.
-    pub queued_requests: usize,
-    pub queued_tokens: u64,
+    pub queue: QueueLoad,
     /// The signal throttling read; sets how long a refused client should stay away.
     pub saturation: Option<f64>,
 }
@@ -102,13 +103,11 @@ pub fn admit(request: &AdmitRequest, state: &AdmitState, policy: &config::Policy
         true => request.max_tokens.min(policy.throttle.shrink_max_tokens),
         false => request.max_tokens,
     };
-    if state.queued_requests == 0 && state.has_room {
+    if state.queue.requests == 0 && state.has_room {
         return Admission::Admit { max_tokens };
     }
-    let cost = token_cost(request.prompt_tokens, max_tokens);
-    let is_full = state.queued_requests >= policy.queue.requests_max
-        || (state.queued_requests > 0 && state.queued_tokens.saturating_add(cost) > policy.queue.tokens_max);
-    if is_full {
+    let size = EntrySize { tokens: token_cost(request.prompt_tokens, max_tokens), bytes: request.bytes };
+    if !policy.queue.has_room(state.queue, size) {
         let drain = policy.throttle.queue_seconds_full * state.saturation.unwrap_or(1.0).clamp(0.0, 10.0);
         return Admission::Reject {
             reason: RejectReason::QueueFull,
@@ -130,11 +129,11 @@ mod tests {
     use crate::policy::test_policy;
 
     fn state(step: ThrottleStep) -> AdmitState {
-        AdmitState { step, serving: 1, has_room: true, queued_requests: 0, queued_tokens: 0, saturation: Some(0.9) }
+        AdmitState { step, serving: 1, has_room: true, queue: QueueLoad::default(), saturation: Some(0.9) }
     }
 
     fn ask(tier: Tier) -> AdmitRequest {
-        AdmitRequest { tier, prompt_tokens: 100, max_tokens: 1000 }
+        AdmitRequest { tier, prompt_tokens: 100, max_tokens: 1000, bytes: 500 }
     }
 
     /// Scenario: every tier at every step of throttling, with room.
@@ -179,11 +178,11 @@ mod tests {
         let open = state(ThrottleStep::Open);
         assert_eq!(reason(AdmitState { serving: 0, ..open }), "no_instance");
         assert_eq!(reason(AdmitState { has_room: false, ..open }), "queue");
-        assert_eq!(reason(AdmitState { queued_requests: 1, ..open }), "queue");
-        let full = AdmitState { queued_requests: policy.queue.requests_max, ..open };
-        assert_eq!(reason(full), "queue_full");
-        let heavy = AdmitState { queued_requests: 1, queued_tokens: policy.queue.tokens_max, ..open };
-        assert_eq!(reason(heavy), "queue_full");
+        let waits = |requests, tokens, bytes| AdmitState { queue: QueueLoad { requests, tokens, bytes }, ..open };
+        assert_eq!(reason(waits(1, 1, 1)), "queue");
+        assert_eq!(reason(waits(policy.queue.requests_max, 1, 1)), "queue_full");
+        assert_eq!(reason(waits(1, policy.queue.tokens_max, 1)), "queue_full");
+        assert_eq!(reason(waits(1, 1, policy.queue.bytes_max.as_u64())), "queue_full");
     }
 
     proptest! {
@@ -192,8 +191,8 @@ mod tests {
         #[test]
         fn a_better_tier_fares_no_worse(step in 0usize..6, serving in 0usize..3, room: bool, waits in 0usize..1100) {
             let state = AdmitState {
-                step: ThrottleStep::ALL[step], serving, has_room: room, queued_requests: waits,
-                queued_tokens: waits as u64 * 4000, saturation: None,
+                step: ThrottleStep::ALL[step], serving, has_room: room, saturation: None,
+                queue: QueueLoad { requests: waits, tokens: waits as u64 * 4000, bytes: waits as u64 * 20_000 },
             };
             let policy = test_policy();
             let is_refused = |tier| matches!(admit(&ask(tier), &state, &policy), Admission::Reject { .. });

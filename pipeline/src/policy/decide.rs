@@ -34,6 +34,8 @@ pub struct Arrival<'a> {
     /// See [`RouteRequest::turn`].
     pub turn: u64,
     pub queue: QueueLoad,
+    /// Memory it holds while it waits.
+    pub bytes: u64,
 }
 
 /// What the policies say.
@@ -106,12 +108,15 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
         step: arrival.throttle.step,
         serving: view.instances.iter().filter(is_serving).count(),
         has_room: preview.is_ok(),
-        queued_requests: arrival.queue.requests,
-        queued_tokens: arrival.queue.tokens,
+        queue: arrival.queue,
         saturation: arrival.saturation,
     };
-    let ask =
-        AdmitRequest { tier: classified.tier, prompt_tokens: arrival.prompt_tokens, max_tokens: arrival.max_tokens };
+    let ask = AdmitRequest {
+        tier: classified.tier,
+        prompt_tokens: arrival.prompt_tokens,
+        max_tokens: arrival.max_tokens,
+        bytes: arrival.bytes,
+    };
     let admission = admit(&ask, &state, policy);
     Verdict { predicted_hit_tokens, classified, variants, preview, admission }
 }

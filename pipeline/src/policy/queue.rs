@@ -1,23 +1,42 @@
-//! Order of what waits for a dispatch slot (SPEC A3, first version): weighted fair between tiers by tokens, arrival order
-//! inside a tier, and an aging bound.
+//! Order of what waits for a dispatch slot (SPEC A3, A4 d): weighted fair between tiers and, inside a tier, even between
+//! tenants, both by tokens; the least slack first inside a tenant; an aging bound.
 //!
-//! Each tier has a *tag*: the tokens it was served, divided by its weight. The waiting tier with the lowest tag goes next
-//! and its tag grows by what it took; a tier that had nothing waiting starts again at the tag now being served, so that it
-//! cannot save up. What waited `aging` goes before everything else, oldest first, so nothing starves. Tags are kept as
-//! exact integers (tokens × the product of the other tiers' weights).
+//! Each tier has a *tag*: the tokens it was served, divided by its weight. The waiting tier with the lowest tag goes next and
+//! its tag grows by what it took; a tier that had nothing waiting starts again at the lowest tag that waits, so that it cannot
+//! save up. Tags are exact integers (tokens × the product of the other tiers' weights). Tenants: see `lane`.
 //!
-//! Bounds: `requests_max` and `tokens_max`; at either, [`FairQueue::push`] gives the item back. A request larger than
-//! `tokens_max` is taken by an empty queue, so that it can ever run. Time: O(1) to look and pop, O(waiting) to remove.
+//! What waited `aging` goes before everything else, oldest first, as one grant in [`AGED_EVERY`] at most: so nothing starves,
+//! and a queue in which all have waited that long is still shared by weight. An entry whose latest start has passed can no
+//! longer make its deadline: it goes when nothing that can waits, oldest first.
+//!
+//! Bounds: `requests_max`, `tokens_max` and `bytes_max`; at any, [`FairQueue::push`] gives the item back. A request larger
+//! than `tokens_max` or `bytes_max` is taken by an empty queue, so that it can ever run. Time: O(log n) each; looking at
+//! heads costs that times [`HEADS_MAX`]. An entry becomes late once per latest start it is given.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
+use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
+use self::lane::Lane;
 use crate::{
     config::{ConfigError, require},
     ids::Micros,
     policy::{ThrottleStep, Tier},
 };
+
+mod lane;
+
+pub use lane::IDLE_MAX;
+
+/// One grant in this many goes to what waited longest.
+pub const AGED_EVERY: u32 = 4;
+/// Most heads that are shown at once.
+pub const HEADS_MAX: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,11 +46,18 @@ pub struct TierWeights {
     pub low: u32,
 }
 
+/// As a number: the words of a size are rounded.
+fn exact_bytes<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(size.as_u64())
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueueConfig {
     pub requests_max: usize,
     pub tokens_max: u64,
+    #[serde(serialize_with = "exact_bytes")]
+    pub bytes_max: ByteSize,
     pub weights: TierWeights,
     #[serde(with = "humantime_serde")]
     pub wait_max: Duration,
@@ -40,10 +66,11 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
-    /// Has a queue with this load room for one more entry of `tokens`?
-    pub fn has_room(&self, load: QueueLoad, tokens: u64) -> bool {
-        let sum = load.tokens.saturating_add(tokens);
-        load.requests < self.requests_max && (load.requests == 0 || sum <= self.tokens_max)
+    /// Has a queue with this load room for one more entry of this size?
+    pub fn has_room(&self, load: QueueLoad, size: EntrySize) -> bool {
+        let after = load.with(size);
+        let fits = after.tokens <= self.tokens_max && after.bytes <= self.bytes_max.as_u64();
+        load.requests < self.requests_max && (load.requests == 0 || fits)
     }
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
@@ -54,6 +81,7 @@ impl QueueConfig {
             "1 to 1000000",
         )?;
         require(self.tokens_max >= 1, "policy.queue.tokens_max", self.tokens_max, "at least 1")?;
+        require(self.bytes_max.as_u64() >= 1, "policy.queue.bytes_max", self.bytes_max, "at least 1B")?;
         let w = self.weights;
         let weights = format!("{{ high = {}, medium = {}, low = {} }}", w.high, w.medium, w.low);
         require(
@@ -74,43 +102,75 @@ impl QueueConfig {
     }
 }
 
-/// Names one waiting entry; never used again.
+/// Names one waiting entry, in the order of arrival; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
+
+/// What an entry takes of the queue's room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EntrySize {
+    /// Tokens it will hold when dispatched.
+    pub tokens: u64,
+    /// Memory it holds while it waits.
+    pub bytes: u64,
+}
 
 /// Something that waits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting<T> {
     pub tier: Tier,
-    /// Tokens it will hold when dispatched.
-    pub tokens: u64,
+    pub tenant: Arc<str>,
+    pub size: EntrySize,
     /// Arrival; not before the arrival of what was pushed earlier.
     pub since: Micros,
+    /// Latest start with which it can make its deadline; `None`: it has none, or nothing is predicted.
+    pub start_by: Option<Micros>,
     pub item: T,
 }
 
-/// What waits, in requests and tokens.
+impl<T> Waiting<T> {
+    fn slack(&self, ticket: Ticket) -> lane::Slack {
+        (self.start_by.unwrap_or(Micros::MAX), ticket)
+    }
+}
+
+/// What waits, in requests, tokens and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueLoad {
     pub requests: usize,
     pub tokens: u64,
+    pub bytes: u64,
 }
 
-#[derive(Debug)]
-struct Lane<T> {
-    tag: u128,
-    /// Tag growth per token.
-    pace: u128,
-    entries: VecDeque<(Ticket, Waiting<T>)>,
+impl QueueLoad {
+    /// With one more entry.
+    pub fn with(self, size: EntrySize) -> Self {
+        Self {
+            requests: self.requests.saturating_add(1),
+            tokens: self.tokens.saturating_add(size.tokens),
+            bytes: self.bytes.saturating_add(size.bytes),
+        }
+    }
+
+    fn without(self, size: EntrySize) -> Self {
+        Self { requests: self.requests - 1, tokens: self.tokens - size.tokens, bytes: self.bytes - size.bytes }
+    }
 }
 
 /// The queue; a plain data structure without clock or lock.
 #[derive(Debug)]
 pub struct FairQueue<T> {
-    /// High, Medium, Low: ties go to the better tier.
-    lanes: [Lane<T>; 3],
-    /// Tag of the entry popped last.
-    served: u128,
+    /// High, Medium, Low: ties go to the better tier. They hold those that are not late.
+    lanes: [Lane; 3],
+    entries: BTreeMap<Ticket, Waiting<T>>,
+    /// Those that are not late, oldest first, and by latest start.
+    punctual: BTreeSet<Ticket>,
+    starts: BTreeSet<lane::Slack>,
+    late: BTreeSet<Ticket>,
+    /// Lowest tag of a tier that waited, as of the last service.
+    floor: u128,
+    /// Grants since one went to what waited longest.
+    since_aged: u32,
     load: QueueLoad,
     next_ticket: u64,
     config: QueueConfig,
@@ -130,10 +190,14 @@ impl<T> FairQueue<T> {
     pub fn new(config: &QueueConfig) -> Self {
         let w = config.weights;
         let pace = |a: u32, b: u32| u128::from(a) * u128::from(b);
-        let lane = |pace| Lane { tag: 0, pace, entries: VecDeque::new() };
         Self {
-            lanes: [lane(pace(w.medium, w.low)), lane(pace(w.high, w.low)), lane(pace(w.high, w.medium))],
-            served: 0,
+            lanes: [pace(w.medium, w.low), pace(w.high, w.low), pace(w.high, w.medium)].map(Lane::new),
+            entries: BTreeMap::new(),
+            punctual: BTreeSet::new(),
+            starts: BTreeSet::new(),
+            late: BTreeSet::new(),
+            floor: 0,
+            since_aged: AGED_EVERY,
             load: QueueLoad::default(),
             next_ticket: 0,
             config: config.clone(),
@@ -145,101 +209,115 @@ impl<T> FairQueue<T> {
         self.load
     }
 
-    /// Puts an entry at its tier's end, or gives it back at a bound.
+    /// Puts an entry in, or gives it back at a bound.
     pub fn push(&mut self, waiting: Waiting<T>) -> Result<Ticket, Waiting<T>> {
-        if !self.config.has_room(self.load, waiting.tokens) {
+        if !self.config.has_room(self.load, waiting.size) {
             return Err(waiting);
         }
-        let tokens = self.load.tokens.saturating_add(waiting.tokens);
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        let served = self.served;
-        let lane = &mut self.lanes[lane_of(waiting.tier)];
-        if lane.entries.is_empty() {
-            lane.tag = lane.tag.max(served);
-        }
-        lane.entries.push_back((ticket, waiting));
-        self.load = QueueLoad { requests: self.load.requests + 1, tokens };
+        self.load = self.load.with(waiting.size);
+        self.entries.insert(ticket, waiting);
+        self.enter(ticket);
         Ok(ticket)
+    }
+
+    /// Changes the latest start of an entry that still waits.
+    pub fn retime(&mut self, ticket: Ticket, start_by: Option<Micros>) {
+        if self.entries.get(&ticket).is_none_or(|waiting| waiting.start_by == start_by) {
+            return;
+        }
+        self.leave(ticket);
+        if let Some(waiting) = self.entries.get_mut(&ticket) {
+            waiting.start_by = start_by;
+        }
+        self.enter(ticket);
     }
 
     /// The entry that goes next, if anything waits. From step `ShapeBatch` on, Low goes only when nothing else waits or it
     /// has aged.
-    pub fn peek(&self, now: Micros, step: ThrottleStep) -> Option<(Ticket, &Waiting<T>)> {
-        let lane = self.next_lane(now, step)?;
-        self.lanes[lane].entries.front().map(|(ticket, waiting)| (*ticket, waiting))
+    pub fn peek(&mut self, now: Micros, step: ThrottleStep) -> Option<(Ticket, &Waiting<T>)> {
+        let ticket = self.heads(now, step).first().map(|(ticket, _)| *ticket)?;
+        self.entries.get(&ticket).map(|waiting| (ticket, waiting))
     }
 
-    /// The heads of the tiers in the order in which they would go: where the first waits for something that the next does
-    /// not need, the next may go. A tier that is held back has none.
-    pub fn heads(&self, now: Micros, step: ThrottleStep) -> Vec<(Ticket, &Waiting<T>)> {
-        let Some(first) = self.next_lane(now, step) else { return Vec::new() };
-        let is_low_held = step >= ThrottleStep::ShapeBatch;
-        let mut others: Vec<usize> = (0..self.lanes.len()).filter(|lane| *lane != first).collect();
-        others.retain(|lane| !(is_low_held && *lane == lane_of(Tier::Low)));
-        others.sort_by_key(|lane| (self.lanes[*lane].tag, *lane));
-        let order = std::iter::once(first).chain(others);
-        order.filter_map(|lane| self.lanes[lane].entries.front().map(|(ticket, head)| (*ticket, head))).collect()
+    /// What would go next, in order: where the first waits for something that the next does not need, the next may go. One
+    /// entry a tenant and tier, and at the end what is late. A tier that is held back has none.
+    pub fn heads(&mut self, now: Micros, step: ThrottleStep) -> Vec<(Ticket, &Waiting<T>)> {
+        self.settle(now);
+        let aged = self.punctual.first().filter(|ticket| self.since_aged + 1 >= AGED_EVERY && self.is_aged(**ticket, now));
+        let is_low_held = step >= ThrottleStep::ShapeBatch && self.lanes[..2].iter().any(|lane| !lane.is_empty());
+        let open = if is_low_held { &self.lanes[..2] } else { &self.lanes[..] };
+        let mut order: Vec<&Lane> = open.iter().filter(|lane| !lane.is_empty()).collect();
+        order.sort_by_key(|lane| lane.tag);
+        let by_weight = order.into_iter().flat_map(Lane::heads).filter(|ticket| Some(ticket) != aged);
+        let heads = aged.copied().into_iter().chain(by_weight).chain(self.late.first().copied());
+        heads.take(HEADS_MAX).filter_map(|ticket| Some((ticket, self.entries.get(&ticket)?))).collect()
     }
 
-    /// Takes the head of a tier, if it is still there; accounts are as for [`pop`](Self::pop).
-    pub fn pop_head(&mut self, ticket: Ticket) -> Option<Waiting<T>> {
-        let is_head = |lane: &Lane<T>| lane.entries.front().is_some_and(|(head, _)| *head == ticket);
-        let lane = self.lanes.iter().position(is_head)?;
-        self.take_from(lane)
+    /// Takes an entry that goes now; it is charged to its tier and tenant. `None` if it is gone already.
+    pub fn pop_head(&mut self, ticket: Ticket, now: Micros) -> Option<Waiting<T>> {
+        let waiting = self.entries.get(&ticket)?;
+        let is_by_age = self.punctual.first() == Some(&ticket) && self.is_aged(ticket, now);
+        self.since_aged = if is_by_age { 0 } else { self.since_aged.saturating_add(1) };
+        let waited = self.lanes.iter().filter(|lane| !lane.is_empty()).map(|lane| lane.tag).min();
+        self.floor = self.floor.max(waited.unwrap_or(0));
+        let lane = &mut self.lanes[lane_of(waiting.tier)];
+        lane.tag = lane.tag.max(self.floor) + u128::from(waiting.size.tokens) * lane.pace;
+        lane.charge(&waiting.tenant, waiting.size.tokens);
+        self.remove(ticket)
     }
 
     /// Takes the entry that [`peek`](Self::peek) shows.
     pub fn pop(&mut self, now: Micros, step: ThrottleStep) -> Option<Waiting<T>> {
-        let index = self.next_lane(now, step)?;
-        self.take_from(index)
+        let ticket = self.peek(now, step).map(|(ticket, _)| ticket)?;
+        self.pop_head(ticket, now)
     }
 
-    fn take_from(&mut self, index: usize) -> Option<Waiting<T>> {
-        let lane = &mut self.lanes[index];
-        let (_, waiting) = lane.entries.pop_front()?;
-        self.served = self.served.max(lane.tag);
-        lane.tag += u128::from(waiting.tokens) * lane.pace;
-        self.forget(waiting.tokens);
-        Some(waiting)
-    }
-
-    /// Takes out an entry wherever it is: its client left, or it waited too long. `None` if it is gone already.
+    /// Takes out an entry without charging anybody: its client left, or it was refused. `None` if it is gone already.
     pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting<T>> {
-        let (lane, index) = self.lanes.iter().enumerate().find_map(|(lane, entries)| {
-            entries.entries.binary_search_by_key(&ticket, |(held, _)| *held).ok().map(|index| (lane, index))
-        })?;
-        let (_, waiting) = self.lanes[lane].entries.remove(index)?;
-        self.forget(waiting.tokens);
+        self.leave(ticket);
+        let waiting = self.entries.remove(&ticket)?;
+        self.load = self.load.without(waiting.size);
         Some(waiting)
     }
 
-    fn forget(&mut self, tokens: u64) {
-        self.load.requests -= 1;
-        self.load.tokens -= tokens;
+    fn is_aged(&self, ticket: Ticket, now: Micros) -> bool {
+        self.entries.get(&ticket).is_some_and(|waiting| now.saturating_sub(waiting.since) >= self.aging_us)
     }
 
-    fn next_lane(&self, now: Micros, step: ThrottleStep) -> Option<usize> {
-        let heads = || {
-            self.lanes
-                .iter()
-                .enumerate()
-                .filter_map(|(index, lane)| lane.entries.front().map(|(ticket, head)| (index, lane, *ticket, head)))
-        };
-        let aged = heads()
-            .filter(|(_, _, _, head)| now.saturating_sub(head.since) >= self.aging_us)
-            .min_by_key(|(_, _, ticket, _)| *ticket);
-        if let Some((index, ..)) = aged {
-            return Some(index);
+    /// Entries whose latest start has passed become late.
+    fn settle(&mut self, now: Micros) {
+        while let Some((_, ticket)) = self.starts.first().copied().filter(|(start_by, _)| *start_by < now) {
+            self.leave(ticket);
+            self.late.insert(ticket);
         }
-        let is_low_held = step >= ThrottleStep::ShapeBatch && heads().any(|(index, ..)| index != 2);
-        heads()
-            .filter(|(index, ..)| !(is_low_held && *index == 2))
-            .min_by_key(|(index, lane, ..)| (lane.tag, *index))
-            .map(|(index, ..)| index)
+    }
+
+    fn enter(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.entries.get(&ticket) else { return };
+        let (slack, lane) = (waiting.slack(ticket), &mut self.lanes[lane_of(waiting.tier)]);
+        if lane.is_empty() {
+            lane.tag = lane.tag.max(self.floor);
+        }
+        lane.insert(&waiting.tenant, slack);
+        self.punctual.insert(ticket);
+        if waiting.start_by.is_some() {
+            self.starts.insert(slack);
+        }
+    }
+
+    fn leave(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.entries.get(&ticket) else { return };
+        if self.late.remove(&ticket) {
+            return;
+        }
+        let slack = waiting.slack(ticket);
+        self.lanes[lane_of(waiting.tier)].remove(&waiting.tenant, slack);
+        self.punctual.remove(&ticket);
+        self.starts.remove(&slack);
     }
 }
 
 #[cfg(test)]
-#[path = "queue_tests.rs"]
 mod tests;

@@ -19,7 +19,7 @@ use crate::{
         serve::decide_by,
     },
     policy::{
-        Admission, Placement, QueueLoad, RejectReason, RouteRejection, ThrottleState, Verdict, press, token_cost,
+        Admission, EntrySize, Placement, QueueLoad, RejectReason, RouteRejection, ThrottleState, Verdict, press, token_cost,
     },
     rows::{DecisionRow, PolicyInputRow},
 };
@@ -169,10 +169,10 @@ fn on_arrival(
         let got = format!("{:?}", verdict.admission);
         return Err(Obstacle::Contradiction { expected: "an admission that does not wait".into(), got });
     };
-    let pushed = QueueLoad { requests: requests as usize, tokens };
-    let cost = token_cost(reading.prompt_tokens, max_tokens);
-    let decided = match under.policy.queue.has_room(pushed, cost) {
-        true => Decided::Queue { because: decision::queue_reason(pushed, cost) },
+    let pushed = QueueLoad { requests: requests as usize, tokens, bytes: row.pushed_bytes.unwrap_or(0) };
+    let size = EntrySize { tokens: token_cost(reading.prompt_tokens, max_tokens), bytes: reading.bytes };
+    let decided = match under.policy.queue.has_room(pushed, size) {
+        true => Decided::Queue { because: decision::queue_reason(pushed, size) },
         false => Decided::Reject { refusal: FULL_AT_PUSH },
     };
     Ok((case(verdict, max_tokens), decided))

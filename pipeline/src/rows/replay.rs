@@ -76,6 +76,9 @@ pub struct PolicyInputRow {
     pub pushed_tokens: Option<u64>,
     pub lease: Option<String>,
     pub because: Option<String>,
+    pub queued_bytes: Option<u64>,
+    pub pushed_bytes: Option<u64>,
+    pub request_bytes: Option<u64>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

@@ -85,6 +85,9 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         waiting("pushed_tokens", "arrival: tokens they hold"),
         optional(text("lease", "placement: reserved, lost (others took the room) or none")),
         optional(text("because", "placement: what led to it, in words")),
+        waiting("queued_bytes", "arrival: memory held by the requests in the queue at admission"),
+        waiting("pushed_bytes", "arrival: the same when this one came to it; NULL: it did not"),
+        waiting("request_bytes", "arrival: memory that the request holds while it waits"),
     ]
 }
 

@@ -121,6 +121,9 @@ fn policy_input() -> PolicyInputRow {
         queued_tokens: Some(5),
         pushed_requests: Some(6),
         pushed_tokens: Some(7),
+        queued_bytes: Some(8),
+        pushed_bytes: Some(9),
+        request_bytes: Some(10),
         lease: Some("reserved".into()),
         because: Some("waited".into()),
     }
