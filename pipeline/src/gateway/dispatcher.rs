@@ -29,8 +29,8 @@ use crate::{
     config::Recorded,
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        CandidateCost, ClusterView, EntrySize, FairQueue, Placement, PrefixReading, QueueLoad, RouteConfig, RouteRejection,
-        RouteRequest, ThrottleState, ThrottleStep, Ticket, Tier, Waiting, press, route, token_cost,
+        CandidateCost, ClusterView, EntrySize, FairQueue, Placement, PrefixReading, QueueLoad, RouteConfig,
+        RouteRejection, RouteRequest, ThrottleState, ThrottleStep, Ticket, Tier, Waiting, press, route, token_cost,
     },
     rows::{FaultRow, PolicyInputRow},
 };

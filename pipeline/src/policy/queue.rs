@@ -245,7 +245,8 @@ impl<T> FairQueue<T> {
     /// entry a tenant and tier, and at the end what is late. A tier that is held back has none.
     pub fn heads(&mut self, now: Micros, step: ThrottleStep) -> Vec<(Ticket, &Waiting<T>)> {
         self.settle(now);
-        let aged = self.punctual.first().filter(|ticket| self.since_aged + 1 >= AGED_EVERY && self.is_aged(**ticket, now));
+        let aged =
+            self.punctual.first().filter(|ticket| self.since_aged + 1 >= AGED_EVERY && self.is_aged(**ticket, now));
         let is_low_held = step >= ThrottleStep::ShapeBatch && self.lanes[..2].iter().any(|lane| !lane.is_empty());
         let open = if is_low_held { &self.lanes[..2] } else { &self.lanes[..] };
         let mut order: Vec<&Lane> = open.iter().filter(|lane| !lane.is_empty()).collect();

@@ -19,7 +19,8 @@ use crate::{
         serve::decide_by,
     },
     policy::{
-        Admission, EntrySize, Placement, QueueLoad, RejectReason, RouteRejection, ThrottleState, Verdict, press, token_cost,
+        Admission, EntrySize, Placement, QueueLoad, RejectReason, RouteRejection, ThrottleState, Verdict, press,
+        token_cost,
     },
     rows::{DecisionRow, PolicyInputRow},
 };

@@ -84,7 +84,11 @@ fn least_slack_goes_first_and_the_late_last() {
     assert_eq!(queue.peek(50, STEP).unwrap().0, tickets[3], "its slack is the least now");
     assert_eq!(queue.peek(400, STEP).unwrap().0, tickets[1], "two are late");
     queue.retime(tickets[2], Some(700));
-    assert_eq!(queue.peek(400, STEP).unwrap().0, tickets[2], "one has time again: more of it is cached than was thought");
+    assert_eq!(
+        queue.peek(400, STEP).unwrap().0,
+        tickets[2],
+        "one has time again: more of it is cached than was thought"
+    );
     let mut order = Vec::new();
     while let Some((ticket, _)) = queue.peek(400, STEP) {
         queue.remove(ticket);

@@ -1,0 +1,230 @@
+//! What the entry learns of itself: how fast its queue drains, how predictions of service time fare, and how often a predicted
+//! chance came true (SPEC A4: "its error is itself a metric").
+//!
+//! Plain meters without clock or lock. Invariants: nothing is said before there is evidence ([`GRANTS_MIN`],
+//! [`RATIOS_MIN`]); a drain that stops grows slower with every look. Cost: O(1) each. State: a few numbers, and
+//! [`BINS`] bins a tier.
+
+use crate::{ids::Micros, policy::Tier};
+
+/// Grants from the queue before its drain is known.
+pub const GRANTS_MIN: u64 = 8;
+/// Finished requests before the error of predictions is known.
+pub const RATIOS_MIN: u64 = 8;
+/// Bins of the reliability curve.
+pub const BINS: usize = 10;
+/// Seconds after which a grant counts 1/e.
+const DRAIN_SPAN_S: f64 = 20.0;
+/// What an outcome's weight is multiplied by with each later one.
+const FORGETTING: f64 = 0.98;
+/// Spread of predictions, as a variance of the logarithm, before their error is known: 30 %.
+const PRIOR_VARIANCE: f64 = 0.09;
+/// A single outcome this many times off counts no more than that.
+const RATIO_MAX: f64 = 20.0;
+
+/// Tokens a second that leave the queue while something waits.
+#[derive(Debug, Clone, Default)]
+pub struct DrainMeter {
+    /// The last grant, or since when something waits.
+    since: Option<Micros>,
+    tokens: f64,
+    seconds: f64,
+    grants: u64,
+}
+
+impl DrainMeter {
+    /// Something waits now.
+    pub fn began(&mut self, now: Micros) {
+        self.since.get_or_insert(now);
+    }
+
+    /// A request of so many tokens got its lease.
+    pub fn granted(&mut self, now: Micros, tokens: u64) {
+        let Some(since) = self.since.replace(now) else { return };
+        let (tokens_before, seconds) = self.aged(now - since);
+        (self.tokens, self.seconds) = (tokens_before + tokens as f64, seconds);
+        self.grants += 1;
+    }
+
+    /// Nothing waits any more.
+    pub fn emptied(&mut self) {
+        self.since = None;
+    }
+
+    /// `None`: too little was seen.
+    pub fn tokens_per_second(&self, now: Micros) -> Option<f64> {
+        let (tokens, seconds) = self.since.map_or((self.tokens, self.seconds), |since| self.aged(now - since));
+        (self.grants >= GRANTS_MIN && seconds > 0.0).then(|| tokens / seconds)
+    }
+
+    fn aged(&self, us: Micros) -> (f64, f64) {
+        let seconds = us.max(0) as f64 / 1e6;
+        let kept = libm::exp(-seconds / DRAIN_SPAN_S);
+        (self.tokens * kept, self.seconds * kept + seconds)
+    }
+}
+
+/// How actual times compare with predicted ones, in logarithms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ratio {
+    pub mean: f64,
+    pub variance: f64,
+}
+
+impl Default for Ratio {
+    fn default() -> Self {
+        Self { mean: 0.0, variance: PRIOR_VARIANCE }
+    }
+}
+
+/// Errors of predicted times to the first token and to the end, from dispatch, given the actual length.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Skill {
+    pub first: Ratio,
+    pub whole: Ratio,
+}
+
+#[derive(Debug, Clone, Default)]
+struct RatioMeter {
+    samples: u64,
+    weight: f64,
+    sum: f64,
+    squares: f64,
+}
+
+impl RatioMeter {
+    fn learn(&mut self, predicted: f64, actual: f64) {
+        if !(predicted > 0.0 && actual > 0.0) {
+            return;
+        }
+        let ratio = libm::log((actual / predicted).clamp(1.0 / RATIO_MAX, RATIO_MAX));
+        self.samples += 1;
+        self.weight = self.weight * FORGETTING + 1.0;
+        self.sum = self.sum * FORGETTING + ratio;
+        self.squares = self.squares * FORGETTING + ratio * ratio;
+    }
+
+    fn ratio(&self) -> Ratio {
+        if self.samples < RATIOS_MIN {
+            return Ratio::default();
+        }
+        let mean = self.sum / self.weight;
+        Ratio { mean, variance: (self.squares / self.weight - mean * mean).max(0.0) }
+    }
+}
+
+/// Learns [`Skill`].
+#[derive(Debug, Clone, Default)]
+pub struct SkillMeter {
+    first: RatioMeter,
+    whole: RatioMeter,
+}
+
+impl SkillMeter {
+    /// Seconds predicted and actual.
+    pub fn learn_first(&mut self, predicted: f64, actual: f64) {
+        self.first.learn(predicted, actual);
+    }
+
+    pub fn learn_whole(&mut self, predicted: f64, actual: f64) {
+        self.whole.learn(predicted, actual);
+    }
+
+    pub fn skill(&self) -> Skill {
+        Skill { first: self.first.ratio(), whole: self.whole.ratio() }
+    }
+}
+
+/// Outcomes of one bin of predicted chances.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Bin {
+    pub requests: u64,
+    pub met: u64,
+    /// Sum of the predicted chances.
+    pub predicted: f64,
+}
+
+/// Predicted chance against the share that came true, by tier.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Reliability([[Bin; BINS]; 3]);
+
+impl Reliability {
+    pub fn learn(&mut self, tier: Tier, predicted: f64, is_met: Met) {
+        let place = ((predicted * BINS as f64) as usize).min(BINS - 1);
+        let bin = &mut self.0[usize::from(tier.number())][place];
+        bin.requests += 1;
+        bin.met += u64::from(is_met == Met::Yes);
+        bin.predicted += predicted;
+    }
+
+    /// Bins with outcomes: tier, place and what is in it.
+    pub fn bins(&self) -> impl Iterator<Item = (Tier, usize, Bin)> {
+        [Tier::High, Tier::Medium, Tier::Low].into_iter().flat_map(|tier| {
+            let bins = self.0[usize::from(tier.number())].iter().copied().enumerate();
+            bins.filter(|(_, bin)| bin.requests > 0).map(move |(place, bin)| (tier, place, bin))
+        })
+    }
+}
+
+/// Was the deadline met?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Met {
+    Yes,
+    No,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: 100 tokens leave every 100 ms, the queue runs empty for a minute, goes on as before, then stalls.
+    /// Guarantees: nothing is known before there is evidence; the rate is that of the time in which something waits; a stall
+    /// lowers it with every look.
+    #[test]
+    fn a_drain_is_learnt_while_something_waits() {
+        let mut meter = DrainMeter::default();
+        meter.began(0);
+        for tick in 1..=40 {
+            assert_eq!(meter.tokens_per_second(tick * 100_000).is_some(), tick > GRANTS_MIN as i64);
+            meter.granted(tick * 100_000, 100);
+        }
+        meter.emptied();
+        meter.began(64_000_000);
+        for tick in 1..=40 {
+            meter.granted(64_000_000 + tick * 100_000, 100);
+        }
+        let rate = |at| meter.tokens_per_second(at).unwrap();
+        assert!((rate(68_000_000) - 1000.0).abs() < 1.0, "{}", rate(68_000_000));
+        assert!(rate(70_000_000) < 900.0 && rate(90_000_000) < rate(80_000_000));
+    }
+
+    /// Scenario: requests take twice as long as predicted, with a spread; one outlier.
+    /// Guarantees: bias and spread are learnt, in logarithms; before, there is the prior and no bias.
+    #[test]
+    fn skill_is_bias_and_spread() {
+        let mut meter = SkillMeter::default();
+        assert_eq!(meter.skill(), Skill::default());
+        for number in 0..400 {
+            let actual = if number % 2 == 0 { 1.8 } else { 2.2 };
+            meter.learn_whole(1.0, actual);
+        }
+        let skill = meter.skill();
+        assert!((skill.whole.mean - 2.0f64.ln()).abs() < 0.02, "{skill:?}");
+        assert!((skill.whole.variance.sqrt() - 0.1).abs() < 0.01, "{skill:?}");
+        assert_eq!(skill.first, Ratio::default());
+        meter.learn_whole(1.0, 1e9);
+        assert!(meter.skill().whole.variance < 0.3, "one outcome counts {RATIO_MAX} times off at most");
+    }
+
+    /// Scenario: chances of 0, 0.95 and 1, of two tiers.
+    /// Guarantees: each is in its bin, 1 in the last, and empty bins are not told.
+    #[test]
+    fn reliability_has_bins() {
+        let mut curve = Reliability::default();
+        curve.learn(Tier::High, 1.0, Met::Yes);
+        curve.learn(Tier::High, 0.95, Met::No);
+        curve.learn(Tier::Low, 0.0, Met::No);
+        let bins: Vec<_> = curve.bins().map(|(tier, place, bin)| (tier, place, bin.requests, bin.met)).collect();
+        assert_eq!(bins, [(Tier::High, 9, 2, 1), (Tier::Low, 0, 1, 0)]);
+    }
+}

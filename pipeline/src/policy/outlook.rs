@@ -1,0 +1,257 @@
+//! The chance that a request makes its deadline, on the instance where it is best (SPEC A4 b, c): predicted wait in the queue
+//! + drain of what the instance has before it + prefill of what is not cached + decode of a predicted number of tokens.
+//!
+//! Times are distributions: service times with the spread of their fit, output lengths as equally likely ones, both widened
+//! and shifted by how earlier predictions fared ([`Skill`]). Invariants: unknown is not a time. What is not known (the
+//! queue's drain, the length of the answer) is left out, so that the chance is too good rather than too bad, and without service
+//! times there is no chance at all: nobody is refused without evidence. More time, or less work before it, never lowers a
+//! chance. Cost: candidates are looked at in order until one makes it as good as certainly, usually the first; a request that
+//! none can serve in time costs [`LENGTHS`] predictions for each. No state.
+
+use operators::{DecodeWork, PrefillWork, Prediction, ServiceTime};
+
+use crate::{
+    ids::Micros,
+    policy::{CandidateCost, ClusterView, Deadline, QueueProfile, Ratio, Skill, Tier, TierWeights},
+};
+
+/// Equally likely output lengths that stand for their distribution.
+pub const LENGTHS: usize = 8;
+/// Halvings in the search for the latest start.
+const HALVINGS: usize = 24;
+
+/// What predictors say for one request.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Forecast {
+    /// Equally likely output lengths by tier's number (0 is High), in order; empty: unknown.
+    pub lengths: [Vec<u32>; 3],
+    /// Service times of the variants that may serve it; those not listed are unknown.
+    pub services: Vec<(String, ServiceTime)>,
+    pub drain_tokens_per_second: Option<f64>,
+    pub skill: Skill,
+    pub queue: QueueProfile,
+}
+
+/// Whose chance is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct OutlookRequest<'a> {
+    pub now: Micros,
+    pub deadline: &'a Deadline,
+    pub tier: Tier,
+    /// Over all prompts.
+    pub prompt_tokens: u32,
+    /// Most tokens of one sequence.
+    pub max_tokens: u32,
+    pub sequences: u32,
+    /// Where it may run, cheapest first.
+    pub candidates: &'a [CandidateCost],
+    pub view: &'a ClusterView,
+    pub wait: Wait<'a>,
+}
+
+/// Chances that decide.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Chances {
+    /// With less a start is not worth it while others can still make theirs.
+    pub start: f64,
+    /// With less a request is refused.
+    pub refuse: f64,
+}
+
+/// What is before it in the gateway's queue.
+#[derive(Debug, Clone, Copy)]
+pub enum Wait<'a> {
+    /// Nothing: it starts now.
+    None,
+    /// It comes to the queue, or has waited there with so many tokens of its own.
+    Queue { weights: &'a TierWeights, own_tokens: u64 },
+}
+
+/// What is to be expected.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outlook {
+    /// Chance of the deadline, where it is best.
+    pub meet: f64,
+    /// Mean seconds in the queue, as far as known.
+    pub wait_seconds: f64,
+    /// Mean seconds from now to the first token and to the end there.
+    pub first_token_seconds: f64,
+    pub whole_seconds: f64,
+    /// The latest start that is worth it; before now, if none is any more.
+    pub start_by: Micros,
+    /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
+    pub excess_seconds: f64,
+}
+
+/// A request on one instance: what it takes from its start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Run {
+    first: Prediction,
+    service: ServiceTime,
+    sequences: u32,
+    context_tokens: u64,
+    skill: Skill,
+    pub drain_seconds: f64,
+}
+
+impl Run {
+    /// `None`: the service time of its variant is not known.
+    pub fn of(request: &OutlookRequest<'_>, cost: &CandidateCost, forecast: &Forecast) -> Option<Run> {
+        let instance = request.view.instances.iter().find(|instance| instance.instance == cost.instance)?;
+        let (_, service) = forecast.services.iter().find(|(variant, _)| *variant == instance.variant)?;
+        let engine = instance.engine.as_ref().filter(|_| request.view.mode.is_usable());
+        let seen = engine.map_or(0, |engine| engine.running.saturating_add(engine.waiting));
+        let beside = seen.max(instance.leased_requests);
+        let cached_tokens = cost.hit_tokens.min(request.prompt_tokens);
+        let uncached_tokens = request.prompt_tokens - cached_tokens;
+        let prefill = service.prefill(&PrefillWork { uncached_tokens, cached_tokens, beside })?;
+        let first = Prediction { mean: prefill.mean + cost.queue_seconds, variance: prefill.variance };
+        Some(Run {
+            first,
+            service: *service,
+            sequences: beside.saturating_add(request.sequences),
+            context_tokens: engine.map_or(0, |engine| engine.context_tokens) + u64::from(request.prompt_tokens),
+            skill: forecast.skill,
+            drain_seconds: cost.queue_seconds,
+        })
+    }
+
+    /// Seconds to the first token, as the fits have it.
+    pub fn plain_first(&self) -> Prediction {
+        self.first
+    }
+
+    /// Seconds to the end of an answer of so many tokens, as the fits have it. Where decode is not known, to the first token.
+    pub fn plain_whole(&self, tokens: u32) -> Prediction {
+        let work = DecodeWork {
+            tokens: tokens.saturating_sub(1),
+            sequences: self.sequences,
+            context_tokens: self.context_tokens,
+        };
+        self.service.decode(&work).map_or(self.first, |decode| self.first.plus(&decode))
+    }
+
+    fn first(&self) -> Prediction {
+        corrected(self.first, self.skill.first)
+    }
+
+    fn whole(&self, tokens: u32) -> Prediction {
+        corrected(self.plain_whole(tokens), self.skill.whole)
+    }
+}
+
+/// A prediction shifted and widened by how earlier ones fared.
+fn corrected(plain: Prediction, ratio: Ratio) -> Prediction {
+    let factor = libm::exp(ratio.mean);
+    let mean = plain.mean * factor;
+    Prediction { mean, variance: plain.variance * factor * factor + mean * mean * ratio.variance }
+}
+
+/// The parts of a chance: times from a start to the first token and to the end, with what each is due after `now`.
+struct Race {
+    first: (Prediction, f64),
+    /// One for each length that the answer may have; none if it may take whatever it takes.
+    wholes: Vec<(Prediction, f64)>,
+    whole_seconds: f64,
+}
+
+impl Race {
+    fn of(run: &Run, request: &OutlookRequest<'_>, lengths: &[u32]) -> Race {
+        let seconds = |by: Micros| (by - request.now) as f64 / 1e6;
+        // An unknown length is one token: what is certain to be needed.
+        let known: &[u32] = if lengths.is_empty() { &[1] } else { lengths };
+        let (mut wholes, mut sum) = (Vec::with_capacity(known.len()), 0.0);
+        let mut before: Option<(u32, Prediction)> = None;
+        for length in known {
+            let length = (*length).clamp(1, request.max_tokens.max(1));
+            let whole = before.filter(|(other, _)| *other == length).map_or_else(|| run.whole(length), |(_, same)| same);
+            before = Some((length, whole));
+            sum += whole.mean;
+            wholes.extend(request.deadline.whole_by(length).map(|by| (whole, seconds(by))));
+        }
+        let first = (run.first(), seconds(request.deadline.first_token));
+        Race { first, wholes, whole_seconds: sum / known.len() as f64 }
+    }
+
+    /// The chance after a wait.
+    fn meet(&self, wait: &Prediction) -> f64 {
+        let (first, due) = &self.first;
+        let first = wait.plus(first).within(*due);
+        if self.wholes.is_empty() {
+            return first;
+        }
+        let wholes: f64 = self.wholes.iter().map(|(whole, due)| wait.plus(whole).within(*due)).sum();
+        first.min(wholes / self.wholes.len() as f64)
+    }
+
+    /// The longest wait, in seconds and not below `least`, that leaves this chance; `None`: not even the least does.
+    fn longest_wait(&self, chance: f64, least: f64) -> Option<f64> {
+        let after = |mean: f64| self.meet(&Prediction { mean, variance: 0.0 });
+        if after(least) < chance {
+            return None;
+        }
+        let (mut good, mut bad) = (least, self.first.1.max(least));
+        for _ in 0..HALVINGS {
+            let middle = 0.5 * (good + bad);
+            if after(middle) >= chance { good = middle } else { bad = middle }
+        }
+        Some(good)
+    }
+}
+
+/// The race on one candidate.
+struct Entry {
+    meet: f64,
+    race: Race,
+    wait: Prediction,
+    longest_wait: Option<f64>,
+    drain_seconds: f64,
+}
+
+/// What is to be expected of a request. `None`: nothing is known of any candidate.
+pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chances) -> Option<Outlook> {
+    let lengths = &forecast.lengths[usize::from(request.tier.number())];
+    let mut best: Option<Entry> = None;
+    for cost in request.candidates {
+        let Some(run) = Run::of(request, cost, forecast) else { continue };
+        let race = Race::of(&run, request, lengths);
+        let longest_wait = race.longest_wait(chances.start, 0.0);
+        let wait = wait(request, forecast, request.now + micros(longest_wait.unwrap_or(0.0)));
+        let meet = race.meet(&wait);
+        if best.as_ref().is_none_or(|other| meet > other.meet) {
+            best = Some(Entry { meet, race, wait, longest_wait, drain_seconds: run.drain_seconds });
+        }
+        if meet >= chances.start {
+            break;
+        }
+    }
+    let Entry { meet, race, wait, longest_wait, drain_seconds } = best?;
+    let before = wait.mean + drain_seconds;
+    let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
+    Some(Outlook {
+        meet,
+        wait_seconds: wait.mean,
+        first_token_seconds: wait.mean + race.first.0.mean,
+        whole_seconds: wait.mean + race.whole_seconds,
+        start_by: longest_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
+        excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
+    })
+}
+
+fn micros(seconds: f64) -> Micros {
+    (seconds * 1e6) as Micros
+}
+
+/// Seconds in the queue before what has to start by then; nothing, where the drain is not known.
+fn wait(request: &OutlookRequest<'_>, forecast: &Forecast, start_by: Micros) -> Prediction {
+    let Wait::Queue { weights, own_tokens } = request.wait else { return Prediction::default() };
+    let Some(rate) = forecast.drain_tokens_per_second.filter(|rate| *rate > 0.0) else { return Prediction::default() };
+    let ahead = forecast.queue.ahead(request.tier, start_by, weights);
+    let mean = (ahead.tokens - own_tokens as f64).max(0.0) / rate;
+    // As if each request before it took its own time: their sum spreads by the root of their number.
+    Prediction { mean, variance: mean * mean / (ahead.requests + 1.0) }
+}
+
+#[cfg(test)]
+#[path = "outlook_tests.rs"]
+mod tests;

@@ -1,0 +1,198 @@
+//! Tests of the outlook: the chance against a simulation by hand, monotonicity, what is not known.
+
+use operators::LinearFit;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    ids::{InstanceId, ProcessEpoch},
+    policy::{InstanceView, QueueStep, ViewMode, test_policy},
+};
+
+const SECOND: i64 = 1_000_000;
+const CHANCES: Chances = Chances { start: 0.9, refuse: 0.05 };
+
+/// 10 ms a step and 0.1 ms a prompt token; decode steps of 20 ms.
+fn service() -> ServiceTime {
+    ServiceTime {
+        prefill: Some(LinearFit {
+            samples: 0,
+            coefficients: [0.010, 0.0256, 0.0, 0.0],
+            covariance: [[0.0; 4]; 4],
+            noise: 1e-8,
+        }),
+        decode: Some(LinearFit { samples: 0, coefficients: [0.020, 0.0, 0.0], covariance: [[0.0; 3]; 3], noise: 1e-8 }),
+        chunk_tokens: 512,
+    }
+}
+
+fn view(count: u32) -> ClusterView {
+    let instance = |id| InstanceView {
+        instance: InstanceId(id),
+        epoch: ProcessEpoch(1),
+        model: "m".into(),
+        variant: "default".into(),
+        is_ready: true,
+        leased_tokens: 0,
+        leased_requests: 0,
+        engine: None,
+    };
+    ClusterView { mode: ViewMode::Exact, as_of: Some(0), instances: (0..count).map(instance).collect() }
+}
+
+fn cost(id: u32, hit_tokens: u32, queue_seconds: f64) -> CandidateCost {
+    CandidateCost {
+        instance: InstanceId(id),
+        hit_tokens,
+        queue_seconds,
+        prefill_seconds: 0.0,
+        interference_seconds: 0.0,
+        total_seconds: queue_seconds,
+        has_room: true,
+    }
+}
+
+fn forecast(lengths: Vec<u32>) -> Forecast {
+    Forecast {
+        lengths: [lengths.clone(), lengths.clone(), lengths],
+        services: vec![("default".into(), service())],
+        ..Forecast::default()
+    }
+}
+
+fn due(first_seconds: i64, whole_seconds: i64) -> Deadline {
+    Deadline {
+        first_token: first_seconds * SECOND,
+        whole: Some(whole_seconds * SECOND),
+        per_token_us: None,
+        is_stated: true,
+    }
+}
+
+fn ask<'a>(deadline: &'a Deadline, candidates: &'a [CandidateCost], view: &'a ClusterView) -> OutlookRequest<'a> {
+    OutlookRequest {
+        now: 0,
+        deadline,
+        tier: Tier::High,
+        prompt_tokens: 1000,
+        max_tokens: 1000,
+        sequences: 1,
+        candidates,
+        view,
+        wait: Wait::None,
+    }
+}
+
+/// Scenario: answers of 101 tokens, four of which five more would be too many; budgets around the 2.12 s it takes.
+/// Guarantees: the times are those of the fits; the latest start is what the budget leaves; half of the lengths too long is
+/// half a chance.
+#[test]
+fn times_chance_and_latest_start() {
+    let (view, candidates) = (view(1), [cost(0, 0, 0.0)]);
+    let sharp = Skill {
+        first: Ratio { mean: 0.0, variance: 1e-8 },
+        whole: Ratio { mean: 0.0, variance: 1e-8 },
+    };
+    let of = |deadline: &Deadline, lengths| {
+        let forecast = Forecast { skill: sharp, ..forecast(lengths) };
+        outlook(&ask(deadline, &candidates, &view), &forecast, CHANCES).unwrap()
+    };
+    // Two chunks: 2 × 10 ms + 1000 × 0.1 ms.
+    let easy = of(&due(5, 10), vec![101; 8]);
+    assert!((easy.first_token_seconds - 0.12).abs() < 1e-6 && (easy.whole_seconds - 2.12).abs() < 1e-6, "{easy:?}");
+    assert!(easy.meet > 0.999);
+    assert!((easy.start_by as f64 / 1e6 - (5.0 - 0.12)).abs() < 0.01, "the first token is the nearer: {easy:?}");
+    let whole = of(&due(9, 10), vec![101; 8]);
+    assert!((whole.start_by as f64 / 1e6 - (10.0 - 2.12)).abs() < 0.01, "{whole:?}");
+    let half = of(&due(1, 3), vec![50, 50, 50, 50, 500, 500, 500, 500]);
+    assert!((half.meet - 0.5).abs() < 0.01 && half.start_by < 0, "late for a chance of 0.9: {half:?}");
+    assert!(of(&due(1, 2), vec![101; 8]).meet < 0.01);
+}
+
+/// Scenario: an instance with 20 s before it and budgets that 12 s of that, or all of it, would break.
+/// Guarantees: what is said to be too much is what must go before the request would have its chance; all there is, where the
+/// request is too long by itself.
+#[test]
+fn excess_is_what_must_go_first() {
+    let (view, candidates) = (view(1), [cost(0, 0, 20.0)]);
+    let excess = |deadline: &Deadline| {
+        outlook(&ask(deadline, &candidates, &view), &forecast(vec![101; 8]), CHANCES).unwrap().excess_seconds
+    };
+    let some = excess(&due(8, 60));
+    assert!(some > 5.0 && some < 14.0, "{some}");
+    let without = [cost(0, 0, 20.0 - some)];
+    let meet = outlook(&ask(&due(8, 60), &without, &view), &forecast(vec![101; 8]), CHANCES).unwrap().meet;
+    assert!(meet >= 0.05, "{meet}");
+    assert_eq!(excess(&due(1, 1)), 20.0);
+    assert_eq!(excess(&due(60, 90)), 0.0);
+}
+
+/// Scenario: no service times; no lengths; a queue without a known drain.
+/// Guarantees: no outlook without service times; what else is missing counts as no time, so that the chance is too good.
+#[test]
+fn unknown_is_not_a_time() {
+    let (view, candidates, deadline) = (view(1), [cost(0, 0, 0.0)], due(1, 2));
+    let request = ask(&deadline, &candidates, &view);
+    assert_eq!(outlook(&request, &Forecast::default(), CHANCES), None);
+    let unknown_length = outlook(&request, &forecast(Vec::new()), CHANCES).unwrap();
+    assert!(unknown_length.meet > 0.99 && unknown_length.whole_seconds < 0.2, "{unknown_length:?}");
+    let tiers = [vec![QueueStep { start_by: -5, tokens: 1_000_000, requests: 10 }], vec![], vec![]];
+    let forecast = Forecast { queue: QueueProfile { tiers }, ..forecast(vec![10; 8]) };
+    let weights = test_policy().queue.weights;
+    let queued = OutlookRequest { wait: Wait::Queue { weights: &weights, own_tokens: 0 }, ..request };
+    assert!(outlook(&queued, &forecast, CHANCES).unwrap().meet > 0.99);
+    let known = Forecast { drain_tokens_per_second: Some(1000.0), ..forecast };
+    let outlook = outlook(&queued, &known, CHANCES).unwrap();
+    assert!(outlook.meet < 0.01 && (outlook.wait_seconds - 1000.0).abs() < 1e-6, "{outlook:?}");
+}
+
+/// Scenario: the cheapest candidate is busy for too long, the second has the prompt cached.
+/// Guarantees: the chance is that of the candidate where it is best: a request is hopeless only if it is on every one.
+#[test]
+fn the_best_candidate_counts() {
+    let (view, deadline) = (view(2), due(1, 60));
+    let both = [cost(0, 0, 20.0), cost(1, 900, 0.5)];
+    let forecast = forecast(vec![10; 8]);
+    assert!(outlook(&ask(&deadline, &both[..1], &view), &forecast, CHANCES).unwrap().meet < 0.01);
+    assert!(outlook(&ask(&deadline, &both, &view), &forecast, CHANCES).unwrap().meet > 0.9);
+}
+
+proptest! {
+    /// Scenario: random budgets, loads, hits, lengths and skills.
+    /// Guarantees: the chance equals the mean over lengths that a plain sum of normal times gives; more budget or more hits
+    /// never lowers it, more work before it never raises it; a start at the latest start has the chance asked for.
+    #[test]
+    fn chances_are_monotone_and_equal_the_twin(
+        (first, rest) in (1i64..20, 0i64..20), (queue, more) in (0.0f64..20.0, 0.0f64..5.0), hit in 0u32..999,
+        lengths in prop::collection::vec(1u32..800, LENGTHS), (bias, spread) in (-0.5f64..0.5, 1e-4f64..0.2),
+    ) {
+        let view = view(1);
+        let ratio = Ratio { mean: bias, variance: spread };
+        let mut lengths = lengths;
+        lengths.sort_unstable();
+        let forecast = Forecast { skill: Skill { first: ratio, whole: ratio }, ..forecast(lengths.clone()) };
+        let of = |first: i64, queue: f64, hit: u32| {
+            let (deadline, candidates) = (due(first, first + rest), [cost(0, hit, queue)]);
+            outlook(&ask(&deadline, &candidates, &view), &forecast, CHANCES).unwrap()
+        };
+        let got = of(first, queue, hit);
+        prop_assert!(of(first + 1, queue, hit).meet >= got.meet - 1e-12);
+        prop_assert!(of(first, queue + more, hit).meet <= got.meet + 1e-12);
+        prop_assert!(of(first, queue, 999).meet >= got.meet - 1e-12);
+        let normal = |mean: f64, due: f64| {
+            let mean = mean * bias.exp();
+            0.5 * libm::erfc((mean - due) / (mean * spread.sqrt()) / std::f64::consts::SQRT_2)
+        };
+        let uncached = f64::from(1000 - hit);
+        let steps = (uncached / 512.0).ceil();
+        let plain = queue + 0.010 * steps + uncached * 1e-4;
+        let whole = |tokens: &u32| normal(plain + 0.020 * f64::from(*tokens - 1), (first + rest) as f64);
+        let twin = (lengths.iter().map(whole).sum::<f64>() / LENGTHS as f64).min(normal(plain, first as f64));
+        prop_assert!((got.meet - twin).abs() < 1e-3, "{} and {twin}", got.meet);
+        if got.start_by > 1000 {
+            let (deadline, candidates) = (due(first, first + rest), [cost(0, hit, queue)]);
+            let then = OutlookRequest { now: got.start_by, ..ask(&deadline, &candidates, &view) };
+            prop_assert!((outlook(&then, &forecast, CHANCES).unwrap().meet - 0.9).abs() < 0.01);
+        }
+    }
+}
