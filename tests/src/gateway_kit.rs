@@ -19,9 +19,10 @@ use pipeline::{
     config::{self, Config},
     gateway::{
         Gateway,
-        deps::{Clock, Deps, EventSink, ViewSource},
+        deps::{Clock, Deps, EventSink, TextModel, ViewSource},
         instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
         metrics::Metrics,
+        registry::Registry,
         routes, with_fallbacks,
     },
     ids::{InstanceId, Micros, ProcessEpoch},
@@ -33,6 +34,9 @@ use tokio::runtime::Handle;
 use tower::ServiceExt;
 
 pub use crate::speaker::{ByteText, CONTEXT, END_TOKEN, Fault, Speaker};
+
+/// Name of the model where no others are declared.
+pub const MODEL: &str = "tiny";
 
 /// Every row written.
 #[derive(Default)]
@@ -129,7 +133,8 @@ pub fn defaults() -> Config {
 }
 
 impl Kit {
-    /// A gateway over these instances, all ready. Must be called on a tokio runtime.
+    /// A gateway over these instances of [`MODEL`], all ready; the models are `[[models]]`, or [`MODEL`] alone. Must be called on
+    /// a tokio runtime.
     pub fn new(config: Config, speakers: Vec<Arc<Speaker>>) -> Self {
         let directory = Arc::new(InstanceDirectory::default());
         let leases: Vec<Arc<Leases>> = speakers.iter().map(|_| Arc::default()).collect();
@@ -140,12 +145,17 @@ impl Kit {
             engine: Mutex::new(None),
         });
         let (rows, clock) = (Arc::<Rows>::default(), Arc::new(StepClock(AtomicI64::new(1_700_000_000_000_000))));
+        let text = |name: &str| Arc::new(ByteText(name.into())) as Arc<dyn TextModel>;
+        let texts = match config.models.as_slice() {
+            [] => vec![text(MODEL)],
+            groups => groups.iter().map(|group| text(&group.name)).collect(),
+        };
         let deps = Deps {
+            models: Arc::new(Registry::new(&config, texts)),
             config: Arc::new(config),
             directory: directory.clone(),
             views: views.clone(),
             events: rows.clone(),
-            text: Arc::new(ByteText),
             clock: clock.clone(),
             metrics: Arc::new(Metrics::default()),
             text_runtime: Handle::current(),
@@ -166,12 +176,17 @@ impl Kit {
 
     /// The same for an instance of a variant of the model.
     pub fn put_variant(&self, (id, variant): (u32, &str), epoch: u64, speaker: Option<Arc<Speaker>>) {
+        self.put_model((id, MODEL, variant), epoch, speaker);
+    }
+
+    /// The same for an instance of another model.
+    pub fn put_model(&self, (id, model, variant): (u32, &str, &str), epoch: u64, speaker: Option<Arc<Speaker>>) {
         let state = if speaker.is_some() { InstanceState::Ready } else { InstanceState::Dead };
         self.directory.put(InstanceEntry {
             id: InstanceId(id),
             name: format!("w{id}"),
             epoch: ProcessEpoch(epoch),
-            model: "tiny".into(),
+            model: model.into(),
             variant: variant.into(),
             state,
             client: speaker.map(|speaker| speaker as Arc<dyn InstanceClient>),

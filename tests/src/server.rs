@@ -55,16 +55,21 @@ impl Server {
 
     /// The same in a folder that outlives the server.
     pub async fn start_in(folder: &Path, settings: &str) -> Option<Server> {
-        let (config, model) = (folder.join("evenkeel.toml"), folder.join("tiny.gguf"));
+        let model = folder.join("tiny.gguf");
+        Server::start_models(folder, settings, &[model.display().to_string()]).await
+    }
+
+    /// The same with these values of `--model`; the test model is `tiny.gguf` in the folder.
+    pub async fn start_models(folder: &Path, settings: &str, models: &[String]) -> Option<Server> {
+        let config = folder.join("evenkeel.toml");
         fs::write(&config, settings).expect("the settings");
-        fs::write(&model, tiny_llama_gguf(7)).expect("the model");
+        fs::write(folder.join("tiny.gguf"), tiny_llama_gguf(7)).expect("the model");
         let address = format!("127.0.0.1:{}", free_port());
         let child = Command::new(binary()?)
             .args(["serve", "--listen", &address, "--flight-listen", &format!("127.0.0.1:{}", free_port())])
             .arg("--config")
             .arg(&config)
-            .arg("--model")
-            .arg(&model)
+            .args(models.iter().map(|model| format!("--model={model}")))
             .arg("--data-dir")
             .arg(folder.join("data"))
             .stdout(Stdio::null())

@@ -31,12 +31,12 @@ pub const END_TOKEN: u32 = 256;
 /// Longest sequence of the model.
 pub const CONTEXT: usize = 2048;
 
-/// Bytes as tokens.
-pub struct ByteText;
+/// Bytes as tokens, for a model of that name.
+pub struct ByteText(pub String);
 
 impl TextModel for ByteText {
     fn name(&self) -> &str {
-        "tiny"
+        &self.0
     }
     fn context(&self) -> usize {
         CONTEXT
@@ -190,7 +190,7 @@ impl Speech {
                 (0..u32::from(count)).map(|rank| (token.saturating_sub(rank), self.logprob - rank as f32)).collect();
             chunk.logprobs = vec![TokenLogprob { token, logprob: self.logprob, top }];
         }
-        self.pending.extend(ByteText.token_bytes(token));
+        self.pending.extend(u8::try_from(token));
         if let Ok(text) = String::from_utf8(self.pending.clone()) {
             chunk.text = text;
             self.pending.clear();

@@ -72,9 +72,10 @@ struct ServeArgs {
     /// TOML file with settings that differ from the defaults
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Name in the catalogue, path of a .gguf file, or `simulated`
-    #[arg(long)]
-    model: Option<String>,
+    /// Name in the catalogue, path of a .gguf file, or `simulated`; several times for several models behind one entry, each
+    /// as NAME=KEY:VALUE,… where the keys file and workers say more, as in chat=file:smollm2-135m,workers:2
+    #[arg(long = "model", value_parser = config::parse_model)]
+    models: Vec<config::ModelGroup>,
     #[arg(long)]
     workers: Option<u32>,
     /// A precision of the model in workers of its own: NAME=KEY:VALUE,… with the keys of [[model.variants]], as in
@@ -171,8 +172,7 @@ impl ServeArgs {
                 "evenkeel: --pg-listen {address}: this version does not serve the PostgreSQL wire; use POST /sql"
             );
         }
-        let overrides = Overrides::default()
-            .set("model.name", self.model)
+        let overrides = models(self.models)
             .set("workers.count", self.workers)
             .set("model.variants", Some(self.variants).filter(|variants| !variants.is_empty()))
             .set("server.listen", self.listen)
@@ -181,5 +181,17 @@ impl ServeArgs {
             .set("dataflow.processes", self.timely_processes)
             .set("dataflow.hosts_file", self.timely_hosts);
         Ok(config::load(self.config.as_deref(), overrides)?)
+    }
+}
+
+/// One plain model stands alone, whatever list the file has; everything else is a list.
+fn models(groups: Vec<config::ModelGroup>) -> Overrides {
+    let none: [config::ModelGroup; 0] = [];
+    match groups.as_slice() {
+        [] => Overrides::default(),
+        [one] if *one == config::ModelGroup::named(&one.name) => {
+            Overrides::default().set("model.name", Some(&one.name)).set("models", Some(none))
+        }
+        several => Overrides::default().set("models", Some(several)),
     }
 }

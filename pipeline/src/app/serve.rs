@@ -5,8 +5,9 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use axum::{Router, extract::DefaultBodyLimit};
+use futures::future::join_all;
 use queries::{LiveTables, SqlEngine, SqlLimits, query_runtime};
 use tokio::{
     net::TcpListener,
@@ -27,13 +28,13 @@ use super::{
 };
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
-    config::{Config, Mode, Recorded},
+    config::{Config, Mode, ModelGroup, Recorded},
     dataflow::{
         Dataflow, FlowViews, PredictorSpan, funnel_rows, horizon_periods, predictor_rows, trend_epochs, view_rows,
     },
     gateway::{
-        Gateway, auth::Keys, deps, deps::Clock as _, instances::InstanceDirectory, metrics::Metrics, routes,
-        with_fallbacks,
+        Gateway, auth::Keys, deps, deps::Clock as _, instances::InstanceDirectory, metrics::Metrics,
+        registry::Registry, routes, with_fallbacks,
     },
     ids::Micros,
     models::{Catalogue, ModelFile, PullRequest, progress, pull, resolve},
@@ -41,7 +42,7 @@ use crate::{
     worker::{
         child::WorkerCommand,
         flight_server,
-        supervisor::{ServedModel, Supervisor, SupervisorConfig, worker_count},
+        supervisor::{ServedModel, Supervisor, SupervisorConfig},
         variant_files,
     },
 };
@@ -49,16 +50,13 @@ use crate::{
 /// Runs until a signal.
 pub fn run(config: Config) -> anyhow::Result<()> {
     let config = Arc::new(config);
-    let model = served_model(&config)?;
-    let text = ModelText::load(&model.name, &model.path, config.workers.block_size)
-        .with_context(|| format!("model {} ({})", model.name, model.path))?;
-    variant_files::check(&config.model.variants, &model.path)?;
+    let models = Loaded::all(&config)?;
     let main = Builder::new_multi_thread().thread_name("http").enable_all().build()?;
     let ingest = Builder::new_multi_thread().worker_threads(1).thread_name("ingest").enable_all().build()?;
     let text_jobs = Builder::new_multi_thread().worker_threads(1).thread_name("text").build()?;
     let sql = query_runtime(config.sql.concurrent_max.clamp(1, 4))?;
     let runtimes = Runtimes { main, ingest, text_jobs, sql };
-    let result = serve(&config, model, text, &runtimes);
+    let result = serve(&config, models, &runtimes);
     for runtime in [runtimes.main, runtimes.ingest, runtimes.text_jobs, runtimes.sql] {
         runtime.shutdown_timeout(Duration::from_secs(1));
     }
@@ -72,17 +70,46 @@ struct Runtimes {
     sql: Runtime,
 }
 
-/// The model's name and file; pulls it if it is in the catalogue and not there yet.
-fn served_model(config: &Config) -> anyhow::Result<ServedModel> {
-    if config.model.name == "simulated" {
-        return Ok(ServedModel { name: "simulated".into(), path: "simulated".into() });
+/// A model that is served, with its text side.
+struct Loaded {
+    group: ModelGroup,
+    model: ServedModel,
+    text: Arc<ModelText>,
+}
+
+impl Loaded {
+    /// In the order of the configuration. Names are distinct.
+    fn all(config: &Config) -> anyhow::Result<Vec<Loaded>> {
+        let mut all: Vec<Loaded> = Vec::new();
+        for group in config.groups() {
+            let model = served_model(config, &group)?;
+            let text = ModelText::load(&model.name, &model.path, config.workers.block_size)
+                .with_context(|| format!("model {} ({})", model.name, model.path))?;
+            variant_files::check(&group.variants, &model.path)?;
+            if let Some(other) = all.iter().find(|other| other.model.name == model.name) {
+                let (name, first, second) = (&model.name, &other.model.path, &model.path);
+                bail!(
+                    "models.name: {first} and {second} are both called {name}; give one another name, NAME=file:PATH"
+                );
+            }
+            all.push(Loaded { group, model, text: Arc::new(text) });
+        }
+        Ok(all)
     }
-    match resolve(Catalogue::embedded(), &config.model.name)? {
-        ModelFile::Local { name, path } => Ok(ServedModel { name, path: path.display().to_string() }),
+}
+
+/// The model's name and file; pulls it if it is in the catalogue and not there yet.
+fn served_model(config: &Config, group: &ModelGroup) -> anyhow::Result<ServedModel> {
+    let named = |name: String| if group.file.is_some() { group.name.clone() } else { name };
+    if group.source() == "simulated" {
+        return Ok(ServedModel { name: named("simulated".into()), path: "simulated".into() });
+    }
+    match resolve(Catalogue::embedded(), group.source())? {
+        ModelFile::Local { name, path } => Ok(ServedModel { name: named(name), path: path.display().to_string() }),
         ModelFile::Listed(entry) => {
             let request = PullRequest { entry, models_dir: &config.model.models_dir, from: None };
             let path = pull(&request, progress::for_stderr().as_ref())?;
-            Ok(ServedModel { name: entry.name.clone(), path: path.display().to_string() })
+            Ok(ServedModel { name: named(entry.name.clone()), path: path.display().to_string() })
         }
     }
 }
@@ -129,28 +156,23 @@ impl Plant {
     }
 }
 
-fn serve(config: &Arc<Config>, model: ServedModel, text: ModelText, runtimes: &Runtimes) -> anyhow::Result<()> {
+fn serve(config: &Arc<Config>, models: Vec<Loaded>, runtimes: &Runtimes) -> anyhow::Result<()> {
     let plant = Plant::start(config)?;
-    let served = runtimes.main.block_on(doors(config, (model, text), &plant, runtimes));
+    let served = runtimes.main.block_on(doors(config, models, &plant, runtimes));
     plant.stop();
     served
 }
 
 /// Everything between taking the ports and having drained.
-async fn doors(
-    config: &Arc<Config>,
-    (model, text): (ServedModel, ModelText),
-    plant: &Plant,
-    runtimes: &Runtimes,
-) -> anyhow::Result<()> {
+async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtimes: &Runtimes) -> anyhow::Result<()> {
     let listener = http::listen("server.listen", config.server.listen).await?;
     let flight = http::listen("server.flight_listen", config.server.flight_listen).await?;
     let (address, flight_address) = (listener.local_addr()?, flight.local_addr()?);
     let stop = CancellationToken::new();
     runtimes.ingest.spawn(serve_flight(flight, BusSink(plant.bus.clone()), stop.clone()));
 
-    let vocab = text.vocab_size();
-    let recorded = Recorded::of(config, deps::TextModel::name(&text), config.workers.block_size);
+    let names: Vec<&str> = models.iter().map(|loaded| loaded.model.name.as_str()).collect();
+    let recorded = Recorded::of(config, &names, config.workers.block_size);
     let row = SettingsRow {
         at: WallClock.now(),
         id: recorded.id(),
@@ -158,7 +180,7 @@ async fn doors(
         text: recorded.text(),
     };
     BusSink(plant.bus.clone()).settings(row).await;
-    let (deps, metrics) = gateway_deps(config, text, plant, runtimes);
+    let (deps, metrics) = gateway_deps(config, &models, plant, runtimes);
     let gateway = Gateway::new(deps);
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
     let tasks = [
@@ -169,10 +191,7 @@ async fn doors(
     ];
     super::plant_metrics::register(&metrics, plant.bus.clone(), plant.views.clone());
 
-    let mut workers = SupervisorConfig::new(config, model, flight_address, WorkerCommand::own()?);
-    workers.options.simulated_vocab = vocab;
-    workers.options.simulated_context = super::text::SIMULATED_CONTEXT;
-    let supervisor = Supervisor::start(workers, plant.directory.clone(), Arc::new(BusSink(plant.bus.clone())));
+    let supervisors = supervise(config, models, plant, flight_address)?;
     let router = router(config, gateway, plant, (runtimes, live_events))?;
     announce(address, flight_address, config);
     let server = tokio::spawn({
@@ -183,24 +202,45 @@ async fn doors(
     eprintln!("evenkeel: stopping; running answers may finish for {:?}", config.server.drain_timeout);
     stop.cancel();
     server.await?;
-    supervisor.stop().await;
+    join_all(supervisors.into_iter().map(Supervisor::stop)).await;
     tasks.into_iter().for_each(|task| task.abort());
     Ok(())
 }
 
+/// Starts each model's workers; their numbers go on from model to model.
+fn supervise(
+    config: &Config,
+    models: Vec<Loaded>,
+    plant: &Plant,
+    flight: SocketAddr,
+) -> anyhow::Result<Vec<Supervisor>> {
+    let (mut first, mut supervisors) = (0, Vec::new());
+    for Loaded { group, model, text } in models {
+        let workers = SupervisorConfig::new(config, model, flight, WorkerCommand::own()?);
+        let mut workers = workers.of_group(&group, first);
+        first += workers.count;
+        workers.options.simulated_vocab = text.vocab_size();
+        workers.options.simulated_context = super::text::SIMULATED_CONTEXT;
+        let sink = Arc::new(BusSink(plant.bus.clone()));
+        supervisors.push(Supervisor::start(workers, plant.directory.clone(), sink));
+    }
+    Ok(supervisors)
+}
+
 fn gateway_deps(
     config: &Arc<Config>,
-    text: ModelText,
+    models: &[Loaded],
     plant: &Plant,
     runtimes: &Runtimes,
 ) -> (deps::Deps, Arc<Metrics>) {
     let metrics = Arc::new(Metrics::default());
+    let texts = models.iter().map(|loaded| loaded.text.clone() as Arc<dyn deps::TextModel>).collect();
     let deps = deps::Deps {
         config: config.clone(),
         directory: plant.directory.clone(),
         views: plant.views.clone(),
         events: Arc::new(BusSink(plant.bus.clone())),
-        text: Arc::new(text),
+        models: Arc::new(Registry::new(config, texts)),
         clock: Arc::new(WallClock),
         metrics: metrics.clone(),
         text_runtime: runtimes.text_jobs.handle().clone(),
@@ -356,7 +396,9 @@ async fn publish_all<R: Row>(bus: &Bus, rows: Vec<R>) {
 }
 
 fn announce(address: SocketAddr, flight: SocketAddr, config: &Config) {
-    eprintln!("evenkeel: serving {} with {} worker(s)", config.model.name, worker_count(config));
+    for group in config.groups() {
+        eprintln!("evenkeel: serving {} with {} worker(s)", group.name, group.worker_count(config.workers.count));
+    }
     eprintln!("  OpenAI API  http://{address}/v1   (ready when http://{address}/ready answers 200)");
     eprintln!("  dashboard   http://{address}/");
     eprintln!("  SQL         POST http://{address}/sql      metrics http://{address}/metrics");

@@ -10,7 +10,7 @@ use figment::{
     providers::{Env, Format, Serialized, Toml},
 };
 
-use super::{Config, validate, variants};
+use super::{Config, models, validate, variants};
 
 pub(super) const DEFAULTS: &str = include_str!("../default.toml");
 
@@ -71,7 +71,8 @@ pub fn load(file: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigE
         config.model.models_dir = home_dir().join("models");
     }
     validate::validate(&config)?;
-    config.policy.variants.resolve(variants::names(&config.model.variants));
+    let declared = models::variant_names(&config);
+    config.policy.variants.resolve(declared);
     Ok(config)
 }
 
@@ -119,7 +120,8 @@ pub(super) fn refuse_unknown_keys(text: &str, path: &Path) -> Result<(), ConfigE
 
 /// Lists of tables hold their own fields, which serde checks; tenants have any name.
 fn is_free_form(key: &str) -> bool {
-    key.starts_with("server.keys") || key.starts_with("model.variants") || key.starts_with("policy.variants.by_tenant.")
+    let lists = ["server.keys", "model.variants", "models", "policy.variants.by_tenant."];
+    lists.iter().any(|list| key.starts_with(list))
 }
 
 /// Every dotted key of the tree, sections included.
@@ -144,9 +146,11 @@ fn collect_keys(prefix: &str, value: &toml::Value, keys: &mut Vec<String>) {
 fn nearest(key: &str) -> Option<String> {
     let last = key.rsplit('.').next().unwrap_or(key);
     let of_variants = variants::KEYS.iter().map(|name| format!("model.variants.{name}"));
+    let of_models = models::KEYS.iter().map(|name| format!("models.{name}"));
     known_keys()
         .into_iter()
         .chain(of_variants.filter(|_| key.starts_with("model.variants.")))
+        .chain(of_models.filter(|_| key.starts_with("models.")))
         .map(|known| {
             let known_last = known.rsplit('.').next().unwrap_or(&known);
             let whole = strsim::damerau_levenshtein(key, &known);

@@ -4,6 +4,7 @@
 //! An unknown key is refused and the nearest known key is named.
 
 mod load;
+mod models;
 mod recorded;
 mod validate;
 mod variants;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use load::did_you_mean;
 pub use load::{ConfigError, Overrides, home_dir, load};
+pub use models::{MODELS_MAX, ModelGroup, parse_model};
 pub use recorded::{Recorded, Served};
 pub(crate) use validate::require;
 pub use variants::{KvFormat, Variant, Weights, parse_variant};
@@ -24,6 +26,8 @@ pub use variants::{KvFormat, Variant, Weights, parse_variant};
 pub struct Config {
     pub server: Server,
     pub model: Model,
+    /// Instead of `model`, if there are several.
+    pub models: Vec<ModelGroup>,
     pub workers: Workers,
     pub bus: Bus,
     pub log: Log,

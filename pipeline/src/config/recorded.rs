@@ -4,7 +4,7 @@
 //! the id is a function of the text. A text of an earlier version gets this version's defaults for settings it did not know.
 //! Cost: one TOML document a start. No state.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use figment::{
     Figment,
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
-    Config, ConfigError, Dataflow, Policy,
+    Config, ConfigError, Dataflow, ModelGroup, Policy,
     load::{DEFAULTS, explain, refuse_unknown_keys},
 };
 
@@ -31,15 +31,31 @@ pub struct Recorded {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Served {
+    /// The first model; a row that names none is of it.
     pub model: String,
     pub block_size: usize,
+    /// Variants of each model. Empty in a text of a version that served one model: the policy's orders are its own.
+    #[serde(default)]
+    pub variants: BTreeMap<String, Vec<String>>,
 }
 
 impl Recorded {
-    /// Of a server that serves `model`.
-    pub fn of(config: &Config, model: &str, block_size: usize) -> Recorded {
-        let served = Served { model: model.to_string(), block_size };
+    /// Of a server whose models, in the order of [`Config::groups`], are called `names`.
+    pub fn of(config: &Config, names: &[&str], block_size: usize) -> Recorded {
+        let declared = config.groups().iter().map(ModelGroup::variant_names).collect::<Vec<_>>();
+        let variants = names.iter().map(ToString::to_string).zip(declared).collect();
+        let model = names.first().map(ToString::to_string).unwrap_or_default();
+        let served = Served { model, block_size, variants };
         Recorded { served, dataflow: config.dataflow.clone(), policy: config.policy.clone() }
+    }
+
+    /// The policies as they hold for a model.
+    pub fn policy_of(&self, model: &str) -> Policy {
+        let mut policy = self.policy.clone();
+        if let Some(declared) = self.served.variants.get(model) {
+            policy.variants = policy.variants.of_model(declared);
+        }
+        policy
     }
 
     /// The text for the log.
@@ -105,7 +121,7 @@ mod tests {
         config.policy.route.default_decode_step_seconds = 0.1 + 0.2;
         config.policy.throttle.dwell = Duration::from_nanos(2_000_000_001);
         config.policy.queue.tokens_max = i64::MAX as u64;
-        Recorded::of(&config, "tiny", 16)
+        Recorded::of(&config, &["tiny"], 16)
     }
 
     /// Scenario: settings with numbers that are hard to write go into a text and back.
@@ -115,7 +131,7 @@ mod tests {
         let recorded = recorded();
         let text = recorded.text();
         assert_eq!(Recorded::parse(&text).unwrap(), recorded);
-        assert_ne!(Recorded::of(&load(None, Overrides::default()).unwrap(), "tiny", 16).id(), recorded.id());
+        assert_ne!(Recorded::of(&load(None, Overrides::default()).unwrap(), &["tiny"], 16).id(), recorded.id());
         assert!(!text.contains("data_dir") && !text.contains("keys"), "{text}");
     }
 

@@ -1,6 +1,6 @@
 //! The checks that types cannot make. Each names the key, the value and what would be right.
 
-use super::{Config, ConfigError, LOCAL_TENANT, Speculation, variants};
+use super::{Config, ConfigError, LOCAL_TENANT, Speculation, models, variants};
 
 pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     let w = &config.workers;
@@ -107,11 +107,12 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         "a loopback address: workers publish here without a key",
     )?;
     variants::validate(&config.model.variants)?;
+    models::validate(config)?;
     let tenants: Vec<String> = match config.server.keys.as_slice() {
         [] => vec![LOCAL_TENANT.into()],
         keys => keys.iter().map(|key| key.tenant.clone()).collect(),
     };
-    config.policy.variants.validate(&variants::names(&config.model.variants), &tenants)?;
+    config.policy.variants.validate(&models::variant_names(config), &tenants)?;
     crate::policy::validate(&config.policy)
 }
 

@@ -13,7 +13,7 @@ use engine::{
 };
 use tokio::runtime::Handle;
 
-use super::{conversation::Conversation, instances::InstanceDirectory, metrics::Metrics};
+use super::{conversation::Conversation, instances::InstanceDirectory, metrics::Metrics, registry::Registry};
 use crate::{
     config::Config,
     ids::Micros,
@@ -76,7 +76,7 @@ pub enum TextFault {
     Tokenizer(String),
 }
 
-/// Text side of the model served: tokenizer, chat template and what goes with them.
+/// Text side of a model served: tokenizer, chat template and what goes with them.
 pub trait TextModel: Send + Sync {
     /// Name that requests give.
     fn name(&self) -> &str;
@@ -124,7 +124,7 @@ pub struct Deps {
     pub directory: Arc<InstanceDirectory>,
     pub views: Arc<dyn ViewSource>,
     pub events: Arc<dyn EventSink>,
-    pub text: Arc<dyn TextModel>,
+    pub models: Arc<Registry>,
     pub clock: Arc<dyn Clock>,
     pub metrics: Arc<Metrics>,
     /// Runtime whose blocking threads render and tokenise.

@@ -1,7 +1,8 @@
 //! From an admitted request to a lease on an instance: throttle state, the queue, and the routing that reserves.
 //!
-//! Nobody runs in the background: whoever waits also *pumps*, that is, grants heads of the queue for as long as there is
-//! room; one at a time, and who comes meanwhile has the one that pumps look again. A lease that comes back or an instance that changes wakes one waiter ([`InstanceDirectory::changed`]), and each
+//! Each model's requests have a queue, a throttle and a turn of their own ([`Group`]): a burst on one holds up no other (SPEC D3).
+//! Nobody runs in the background: whoever waits also *pumps*, that is, grants heads of the queues for as long as there
+//! is room; one at a time, and who comes meanwhile has the one that pumps look again. A lease that comes back or an instance that changes wakes one waiter ([`InstanceDirectory::changed`]), and each
 //! waiter looks again after [`LOOK_AGAIN`] in case nothing rang.
 //!
 //! Invariants: a lease is reserved before a grant is sent, and a grant nobody takes drops it; a waiter that leaves takes its
@@ -12,8 +13,8 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        Arc,
+        atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -22,15 +23,17 @@ use tokio::sync::oneshot;
 
 use super::{
     deps::Deps,
+    group::Group,
     instances::{InstanceClient, InstanceState, Lease},
     reading::{LeaseFate, PlaceReading, tick_row},
+    registry::Model,
 };
 use crate::{
     config::Recorded,
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        CandidateCost, ClusterView, EntrySize, FairQueue, Placement, PrefixReading, QueueLoad, RouteConfig,
-        RouteRejection, RouteRequest, ThrottleState, ThrottleStep, Ticket, Tier, Waiting, press, route, token_cost,
+        CandidateCost, ClusterView, EntrySize, Placement, PrefixReading, QueueLoad, RouteConfig, RouteRejection,
+        RouteRequest, ThrottleState, Ticket, Tier, Waiting, press, route, token_cost,
     },
     rows::{FaultRow, PolicyInputRow},
 };
@@ -43,6 +46,7 @@ const RACES_MAX: usize = 3;
 /// What is to be placed.
 #[derive(Debug, Clone)]
 pub struct Demand {
+    pub model: Arc<Model>,
     pub tier: Tier,
     pub tenant: Arc<str>,
     /// Memory it holds while it waits.
@@ -104,43 +108,57 @@ struct Pending {
 
 pub struct Dispatcher {
     deps: Deps,
-    queue: Mutex<FairQueue<Pending>>,
+    /// In the registry's order.
+    groups: Vec<Group<Pending>>,
     /// Calls of [`pump`](Self::pump) that the one that pumps has not seen to; 0: nobody pumps.
     pumps: AtomicU32,
-    throttle: Mutex<ThrottleState>,
-    turn: AtomicU64,
     /// Id of the settings in force, for the rows of what was read.
     settings: String,
 }
 
 impl Dispatcher {
     pub fn new(deps: Deps) -> Self {
-        let queue = Mutex::new(FairQueue::new(&deps.config.policy.queue));
-        let throttle = Mutex::new(ThrottleState { step: ThrottleStep::Open, since: i64::MIN / 2 });
-        let settings = Recorded::of(&deps.config, deps.text.name(), deps.text.block_size()).id();
-        Self { deps, queue, pumps: AtomicU32::new(0), throttle, turn: AtomicU64::new(0), settings }
+        let groups = deps.models.iter().map(|model| Group::new(model.clone(), &deps.metrics)).collect();
+        let settings = Recorded::of(&deps.config, &deps.models.names(), deps.models.block_size()).id();
+        Self { deps, groups, pumps: AtomicU32::new(0), settings }
     }
 
+    fn group(&self, model: &Model) -> &Group<Pending> {
+        &self.groups[model.place]
+    }
+
+    /// What waits for the model's instances.
+    pub fn load_of(&self, model: &Model) -> QueueLoad {
+        self.group(model).queue().load()
+    }
+
+    /// What waits for any model's.
     pub fn queue_load(&self) -> QueueLoad {
-        lock(&self.queue).load()
+        let loads = self.groups.iter().map(|group| group.queue().load());
+        loads.fold(QueueLoad::default(), |sum, load| QueueLoad {
+            requests: sum.requests + load.requests,
+            tokens: sum.tokens.saturating_add(load.tokens),
+            bytes: sum.bytes.saturating_add(load.bytes),
+        })
     }
 
-    /// Reads the views and moves the throttle by at most one step; a change is an event.
-    pub async fn pressure(&self, now: Micros) -> Pressure {
-        let policy = &self.deps.config.policy;
-        let view = self.deps.views.cluster(now);
+    /// Reads the model's part of the views and moves its throttle by at most one step; a change is an event.
+    pub async fn pressure(&self, model: &Model, now: Micros) -> Pressure {
+        let group = self.group(model);
+        let view = self.deps.views.cluster(now).of_model(model.name());
         let (before, level, after) = {
-            let mut state = lock(&self.throttle);
+            let mut state = group.throttle();
             let before = *state;
-            let (level, after) = press(&view, before, now, policy);
+            let (level, after) = press(&view, before, now, &model.policy);
             *state = after;
             (before, level, after)
         };
-        self.deps.metrics.throttle_step.set(after.step as i64);
-        self.deps.metrics.saturation.set(level.unwrap_or(f64::NAN));
+        group.gauges.throttle_step.set(after.step as i64);
+        group.gauges.saturation.set(level.unwrap_or(f64::NAN));
         if before != after {
             let shown = level.map_or("unknown".to_string(), |level| format!("{level:.3}"));
-            let detail = format!("{} to {} at saturation {shown}", before.step.name(), after.step.name());
+            let (from, to) = (before.step.name(), after.step.name());
+            let detail = format!("{from} to {to} at saturation {shown}, model {}", model.name());
             tracing::warn!(%detail, "throttle step");
             let row = FaultRow { at: now, component: "policy".into(), kind: "throttle_step".into(), detail, count: 1 };
             self.deps.events.fault(row).await;
@@ -148,12 +166,15 @@ impl Dispatcher {
         Pressure { view, before, throttle: after, saturation: level }
     }
 
-    /// Moves the throttle while no requests come; a look that moved it is a row.
+    /// Moves the throttles while no requests come; a look that moved one is a row.
     pub async fn tick(&self, now: Micros) {
-        let pressure = self.pressure(now).await;
-        if pressure.before != pressure.throttle {
-            let row = tick_row(now, &pressure.view, pressure.before);
-            self.deps.events.policy_input(PolicyInputRow { settings: self.settings.clone(), ..row }).await;
+        for group in &self.groups {
+            let pressure = self.pressure(&group.model, now).await;
+            if pressure.before != pressure.throttle {
+                let (model, settings) = (Some(group.model.name().into()), self.settings.clone());
+                let row = tick_row(now, &pressure.view, pressure.before);
+                self.deps.events.policy_input(PolicyInputRow { model, settings, ..row }).await;
+            }
         }
     }
 
@@ -163,21 +184,21 @@ impl Dispatcher {
     }
 
     /// Whose turn it is among equal instances.
-    pub fn turn(&self) -> u64 {
-        self.turn.load(Ordering::Relaxed)
+    pub fn turn(&self, model: &Model) -> u64 {
+        self.group(model).turn()
     }
 
     /// Cached prefixes of the demand's prompts, if the view may be read.
     pub fn prefixes(&self, view: &ClusterView, demand: &Demand) -> PrefixReading {
         match view.mode.is_usable() {
-            true => self.deps.views.prefix_hits(&demand.hashes, self.deps.text.block_size()),
+            true => self.deps.views.prefix_hits(&demand.hashes, demand.model.text.block_size()),
             false => PrefixReading::default(),
         }
     }
 
     fn read(&self, demand: &Demand, excluded: &[InstanceId]) -> Box<PlaceReading> {
         let now = self.deps.clock.now();
-        let view = self.deps.views.cluster(now);
+        let view = self.deps.views.cluster(now).of_model(demand.model.name());
         Box::new(PlaceReading {
             now,
             prefixes: self.prefixes(&view, demand),
@@ -187,7 +208,7 @@ impl Dispatcher {
             tier: demand.tier,
             prompt_tokens: demand.prompt_tokens,
             max_tokens: demand.max_tokens,
-            turn: self.turn(),
+            turn: self.turn(&demand.model),
             excluded: excluded.to_vec(),
         })
     }
@@ -205,15 +226,15 @@ impl Dispatcher {
             .map(|entry| entry.id)
             .collect();
         let cost = token_cost(demand.prompt_tokens, demand.max_tokens);
-        let most = self.deps.config.policy.route.lease_tokens_max;
+        let route = &demand.model.policy.route;
+        let most = route.lease_tokens_max;
         let mut reading = self.read(demand, &excluded);
         let mut candidates: Vec<CandidateCost> = Vec::new();
         for race in 0..RACES_MAX {
             if race > 0 {
                 reading = self.read(demand, &excluded);
             }
-            let route = &self.deps.config.policy.route;
-            let placement = match place_by(&reading, self.deps.text.name(), route) {
+            let placement = match place_by(&reading, demand.model.name(), route) {
                 Ok(placement) => placement,
                 Err(rejection) => return Err(NoPlace { rejection, reading, fate: LeaseFate::None }),
             };
@@ -223,7 +244,7 @@ impl Dispatcher {
                 continue;
             };
             if let Some(lease) = entry.leases.reserve(cost, most) {
-                self.turn.fetch_add(1, Ordering::Relaxed);
+                self.group(&demand.model).take_turn();
                 let (instance, epoch) = (entry.id, entry.epoch);
                 return Ok(Grant { instance, epoch, client, lease: Arc::new(lease), placement, reading });
             }
@@ -232,10 +253,12 @@ impl Dispatcher {
         Err(NoPlace { rejection: RouteRejection::NoRoom { candidates }, reading, fate: LeaseFate::Lost })
     }
 
-    /// Puts a request into the queue and says what it held before; no place if it is full.
+    /// Puts a request into its model's queue and says what it held before; no place if it is full.
     pub fn enqueue(self: &Arc<Self>, demand: Demand) -> (QueueLoad, Option<QueuePlace>) {
         let (grant, granted) = oneshot::channel();
-        let mut queue = lock(&self.queue);
+        let model = demand.model.clone();
+        let group = self.group(&model);
+        let mut queue = group.queue();
         let waiting = Waiting {
             tier: demand.tier,
             tenant: demand.tenant.clone(),
@@ -246,13 +269,13 @@ impl Dispatcher {
         };
         let before = queue.load();
         let Ok(ticket) = queue.push(waiting) else { return (before, None) };
-        self.show_load(queue.load());
+        group.show_load(queue.load());
         drop(queue);
-        (before, Some(QueuePlace { dispatcher: self.clone(), ticket, granted }))
+        (before, Some(QueuePlace { dispatcher: self.clone(), model, ticket, granted }))
     }
 
-    /// Grants heads of the queue for as long as there is room, or has the one that pumps now look again. Grants go to waiters
-    /// that are gone, too: dropping the grant gives the lease back.
+    /// Grants heads of the queues for as long as there is room, or has the one that pumps now look again: who was woken serves
+    /// all models. Grants go to waiters that are gone, too: dropping the grant gives the lease back.
     pub fn pump(&self) {
         if self.pumps.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
@@ -260,9 +283,11 @@ impl Dispatcher {
         let _open = Pumping(&self.pumps);
         let mut seen = 1;
         loop {
-            while let Some((waiting, grant)) = self.next_grant() {
-                if let Err(unwanted) = waiting.item.grant.send(grant) {
-                    drop(unwanted);
+            for group in &self.groups {
+                while let Some((waiting, grant)) = self.next_grant(group) {
+                    if let Err(unwanted) = waiting.item.grant.send(grant) {
+                        drop(unwanted);
+                    }
                 }
             }
             match self.pumps.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
@@ -274,20 +299,20 @@ impl Dispatcher {
 
     /// An entry that goes next, out of the queue, and its place. Where the first head waits for instances that are full, the
     /// next may go to others (another variant's), but never to one of these.
-    fn next_grant(&self) -> Option<(Waiting<Pending>, Grant)> {
+    fn next_grant(&self, group: &Group<Pending>) -> Option<(Waiting<Pending>, Grant)> {
         loop {
             let now = self.deps.clock.now();
-            let step = lock(&self.throttle).step;
+            let step = group.throttle().step;
             let heads: Vec<(Ticket, Demand)> = {
-                let mut queue = lock(&self.queue);
+                let mut queue = group.queue();
                 let heads = queue.heads(now, step).into_iter();
                 heads.map(|(ticket, head)| (ticket, head.item.demand.clone())).collect()
             };
             let (ticket, grant) = self.first_with_a_place(&heads)?;
-            let mut queue = lock(&self.queue);
+            let mut queue = group.queue();
             // Its client may have left meanwhile; then the grant drops and the next head is looked at.
             if let Some(waiting) = queue.pop_head(ticket, now) {
-                self.show_load(queue.load());
+                group.show_load(queue.load());
                 return Some((waiting, grant));
             }
         }
@@ -312,18 +337,13 @@ impl Dispatcher {
 
     fn would_go_to(&self, demand: &Demand) -> Option<InstanceId> {
         let reading = self.read(demand, &[]);
-        let placement = place_by(&reading, self.deps.text.name(), &self.deps.config.policy.route);
+        let placement = place_by(&reading, demand.model.name(), &demand.model.policy.route);
         placement.ok().map(|placement| placement.instance)
     }
 
     /// Waits for something to have changed: a lease, an instance, or time.
     pub async fn wait_for_change(&self) {
         let _ = tokio::time::timeout(LOOK_AGAIN, self.deps.directory.changed()).await;
-    }
-
-    fn show_load(&self, load: QueueLoad) {
-        self.deps.metrics.queue_requests.set(load.requests as i64);
-        self.deps.metrics.queue_tokens.set(i64::try_from(load.tokens).unwrap_or(i64::MAX));
     }
 }
 
@@ -346,6 +366,7 @@ pub fn place_by(reading: &PlaceReading, model: &str, config: &RouteConfig) -> Re
 /// A place in the queue; leaving it (drop) takes the entry out.
 pub struct QueuePlace {
     dispatcher: Arc<Dispatcher>,
+    model: Arc<Model>,
     ticket: Ticket,
     granted: oneshot::Receiver<Grant>,
 }
@@ -369,9 +390,10 @@ impl QueuePlace {
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        let mut queue = lock(&self.dispatcher.queue);
+        let group = self.dispatcher.group(&self.model);
+        let mut queue = group.queue();
         let left = queue.remove(self.ticket);
-        self.dispatcher.show_load(queue.load());
+        group.show_load(queue.load());
         drop(queue);
         if left.is_some() {
             // The head may have changed to one that fits.
@@ -389,8 +411,4 @@ impl Drop for Pumping<'_> {
             self.0.store(0, Ordering::Release);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,8 +21,8 @@ pub enum ApiError {
     Malformed(String),
     #[error("{message}")]
     Parameter { param: String, message: String, code: &'static str },
-    #[error("The model `{0}` does not exist or you do not have access to it.")]
-    UnknownModel(String),
+    #[error("The model `{asked}` does not exist or you do not have access to it. Served here: `{served}`.")]
+    UnknownModel { asked: String, served: String },
     #[error(
         "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the prompt, {completion} in the completion). Please reduce the length of the prompt or completion.",
         prompt + completion
@@ -80,7 +80,7 @@ impl ApiError {
         let (status, kind, param, code) = match self {
             ApiError::Malformed(_) => (StatusCode::BAD_REQUEST, INVALID, None, "invalid_json"),
             ApiError::Parameter { param, code, .. } => (StatusCode::BAD_REQUEST, INVALID, Some(param.as_str()), *code),
-            ApiError::UnknownModel(_) => (StatusCode::NOT_FOUND, INVALID, None, "model_not_found"),
+            ApiError::UnknownModel { .. } => (StatusCode::NOT_FOUND, INVALID, None, "model_not_found"),
             ApiError::ContextExceeded { param, .. } => {
                 (StatusCode::BAD_REQUEST, INVALID, Some(*param), "context_length_exceeded")
             }

@@ -26,7 +26,6 @@ use super::{
     running::Running,
     serve::{self, Case},
     shape::Envelope,
-    structure::ToolReply,
 };
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-id");
@@ -82,7 +81,7 @@ async fn known_sender(
 ) -> Answered {
     let recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
     let mut case = Case::new(tenant, recorder);
-    let (parsed, prepared) = match understand(gateway, face, request).await {
+    let (parsed, prepared) = match understand(gateway, (face, request), &mut case).await {
         Ok(understood) => understood,
         Err(error) => {
             case.refused(gateway, &error).await;
@@ -98,9 +97,9 @@ async fn known_sender(
         Ok(sequences) => sequences,
         Err(error) => return Answered::refusal(&error, &case),
     };
-    let envelope = envelope(gateway, &case, &parsed, prepared.tools);
+    let text = prepared.model.text.clone();
+    let envelope = envelope(&case, &parsed, prepared);
     let mut running = Running::new(gateway.clone(), case, sequences, (sampling, envelope.tools.as_ref()));
-    let text = gateway.deps.text.clone();
     let began = running.begin().await;
     let (decision_id, variant) = (running.decision_id().to_string(), running.variant().map(str::to_string));
     let response = match began {
@@ -117,25 +116,28 @@ async fn known_sender(
 /// Reads, parses and tokenises within `server.request_timeout`.
 async fn understand(
     gateway: &Gateway,
-    face: Face,
-    request: Request<Body>,
+    (face, request): (Face, Request<Body>),
+    case: &mut Case,
 ) -> Result<(Arc<ParsedRequest>, Prepared), ApiError> {
     let server = &gateway.deps.config.server;
     let work = async {
         json_body::check_content_type(request.headers())?;
         let bytes = json_body::read(request.into_body(), server.body_max.as_u64()).await?;
-        let parsed = Arc::new(parse::parse(face, &bytes, gateway.deps.text.vocab())?);
-        if parsed.common.model != gateway.deps.text.name() {
-            return Err(ApiError::UnknownModel(json_body::shorten(&parsed.common.model)));
-        }
-        let prepared = gateway.text_jobs.prepare(&gateway.deps, parsed.clone()).await?;
+        let mut model = None;
+        let parsed = parse::parse(face, &bytes, |name| {
+            let named = model.insert(gateway.deps.models.resolve(name)?);
+            case.recorder.is_for(named.name());
+            Ok(named.text.vocab())
+        })?;
+        let (parsed, model) = (Arc::new(parsed), model.expect("invariant: a request that is parsed names its model"));
+        let prepared = gateway.text_jobs.prepare(&gateway.deps, model, parsed.clone()).await?;
         Ok((parsed, prepared))
     };
     let limit = server.request_timeout;
     tokio::time::timeout(limit, work).await.unwrap_or(Err(ApiError::TimedOut { limit }))
 }
 
-fn envelope(gateway: &Gateway, case: &Case, parsed: &ParsedRequest, tools: Option<ToolReply>) -> Envelope {
+fn envelope(case: &Case, parsed: &ParsedRequest, prepared: Prepared) -> Envelope {
     let prefix = match parsed.face {
         Face::Chat => "chatcmpl",
         Face::Completion => "cmpl",
@@ -144,10 +146,10 @@ fn envelope(gateway: &Gateway, case: &Case, parsed: &ParsedRequest, tools: Optio
         face: parsed.face,
         id: format!("{prefix}-{}", case.recorder.request_id().trim_start_matches("req-")),
         created: case.recorder.arrived_at() / 1_000_000,
-        model: gateway.deps.text.name().into(),
-        fingerprint: gateway.fingerprint.clone(),
+        model: prepared.model.name().into(),
+        fingerprint: prepared.model.fingerprint.clone(),
         wants_logprobs: parsed.common.shows_logprobs,
         includes_usage: parsed.common.includes_usage,
-        tools,
+        tools: prepared.tools,
     }
 }

@@ -1,6 +1,6 @@
 //! The process's Prometheus metrics: those of the gateway, and the registry that other parts add theirs to.
 //!
-//! Label cardinality is bounded: routes and outcomes are names in the source, instances are at most `workers.count`.
+//! Label cardinality is bounded: routes and outcomes are names in the source, instances and models are those configured.
 //! Counters and histograms are written by [`Recorder`](super::recorder::Recorder) and the dispatcher; gauges of state are
 //! set when the metrics are read.
 
@@ -35,10 +35,18 @@ pub struct Metrics {
     pub(super) generation_tokens: Counter,
     pub(super) cached_tokens: Counter,
     pub(super) reroutes: Counter,
-    pub(super) queue_requests: Gauge,
-    pub(super) queue_tokens: Gauge,
-    pub(super) throttle_step: Gauge,
-    pub(super) saturation: Ratio,
+    queue_requests: Family<Labels, Gauge>,
+    queue_tokens: Family<Labels, Gauge>,
+    throttle_step: Family<Labels, Gauge>,
+    saturation: Family<Labels, Ratio>,
+}
+
+/// Gauges of the requests of one model.
+pub struct GroupGauges {
+    pub queue_requests: Gauge,
+    pub queue_tokens: Gauge,
+    pub throttle_step: Gauge,
+    pub saturation: Ratio,
 }
 
 impl Default for Metrics {
@@ -58,10 +66,10 @@ impl Default for Metrics {
             generation_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             reroutes: Counter::default(),
-            queue_requests: Gauge::default(),
-            queue_tokens: Gauge::default(),
-            throttle_step: Gauge::default(),
-            saturation: Ratio::default(),
+            queue_requests: Family::default(),
+            queue_tokens: Family::default(),
+            throttle_step: Family::default(),
+            saturation: Family::default(),
         };
         metrics.register(|registry| metrics.describe(registry));
         metrics
@@ -86,6 +94,17 @@ impl Metrics {
     pub fn set_leased(&self, instance: impl ToString, tokens: u64) {
         let labels = vec![("instance", instance.to_string())];
         self.leased_tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));
+    }
+
+    /// Handles to one model's gauges, so that they are found once.
+    pub(super) fn of_group(&self, model: &str) -> GroupGauges {
+        let labels = vec![("model", model.to_string())];
+        GroupGauges {
+            queue_requests: self.queue_requests.get_or_create(&labels).clone(),
+            queue_tokens: self.queue_tokens.get_or_create(&labels).clone(),
+            throttle_step: self.throttle_step.get_or_create(&labels).clone(),
+            saturation: self.saturation.get_or_create(&labels).clone(),
+        }
     }
 
     pub fn set_ready_instances(&self, count: usize) {
@@ -124,15 +143,23 @@ impl Metrics {
         r.register("prompt_tokens", "Prompt tokens of classed requests", self.prompt_tokens.clone());
         r.register("generation_tokens", "Tokens generated", self.generation_tokens.clone());
         r.register("cached_prompt_tokens", "Prompt tokens whose KV was reused", self.cached_tokens.clone());
-        r.register("queue_requests", "Requests that wait for a lease", self.queue_requests.clone());
+        r.register("queue_requests", "Requests that wait for a lease, by model", self.queue_requests.clone());
         r.register_with_unit(
             "queue",
-            "Tokens of the requests that wait for a lease",
+            "Tokens of the requests that wait for a lease, by model",
             tokens(),
             self.queue_tokens.clone(),
         );
         r.register_with_unit("leased", "Tokens in flight on an instance", tokens(), self.leased_tokens.clone());
-        r.register("throttle_step", "Step of throttling in force, 0 (open) to 5", self.throttle_step.clone());
-        r.register("saturation_ratio", "Used capacity as throttling sees it, 1 is full", self.saturation.clone());
+        r.register(
+            "throttle_step",
+            "Step of throttling in force for a model, 0 (open) to 5",
+            self.throttle_step.clone(),
+        );
+        r.register(
+            "saturation_ratio",
+            "Used capacity of a model's instances as throttling sees it, 1 is full",
+            self.saturation.clone(),
+        );
     }
 }

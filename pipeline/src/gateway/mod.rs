@@ -11,6 +11,7 @@
 //! | `structure`, `reader` | what the answer must look like; text and tool calls in it |
 //! | `best_of` | the likeliest of several samples |
 //! | `deps` | what the gateway needs of the process, as small traits |
+//! | `registry`, `group` | the models by name; what the requests of one share |
 //! | `instances` | instances, their clients and leases |
 //! | `recorder` | one account a request: rows, metrics and log lines |
 //! | `session` | which conversation a request belongs to |
@@ -30,6 +31,7 @@ pub mod decision;
 pub mod deps;
 pub mod dispatcher;
 pub mod error;
+pub mod group;
 pub mod inference;
 pub mod instances;
 pub mod json_body;
@@ -42,6 +44,7 @@ pub mod prepare;
 pub mod reader;
 pub mod reading;
 pub mod recorder;
+pub mod registry;
 pub mod running;
 pub mod sequence;
 pub mod serve;
@@ -58,7 +61,6 @@ use axum::{
     http::{Method, Uri},
     routing::{get, post},
 };
-use sha2::{Digest, Sha256};
 
 use crate::ids::Micros;
 
@@ -68,20 +70,15 @@ pub struct Gateway {
     pub keys: auth::Keys,
     pub dispatcher: Arc<dispatcher::Dispatcher>,
     text_jobs: prepare::TextJobs,
-    /// `system_fingerprint` of answers: the same while program and model are.
-    fingerprint: String,
     started: Micros,
 }
 
 impl Gateway {
     pub fn new(deps: deps::Deps) -> Arc<Self> {
-        let digest = Sha256::digest(format!("{} {}", env!("CARGO_PKG_VERSION"), deps.text.name()));
-        let hex: String = digest.iter().take(5).map(|byte| format!("{byte:02x}")).collect();
         Arc::new(Self {
             keys: auth::Keys::new(&deps.config.server.keys),
             dispatcher: Arc::new(dispatcher::Dispatcher::new(deps.clone())),
             text_jobs: prepare::TextJobs::default(),
-            fingerprint: format!("fp_{hex}"),
             started: deps.clock.now(),
             deps,
         })

@@ -9,17 +9,18 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{Gateway, error::ApiError, json_body};
+use super::{Gateway, error::ApiError, registry::Model};
 
-fn describe(gateway: &Gateway) -> Value {
+fn describe(gateway: &Gateway, model: &Model) -> Value {
     json!({
-        "id": gateway.deps.text.name(), "object": "model", "created": gateway.started / 1_000_000, "owned_by": "evenkeel",
+        "id": model.name(), "object": "model", "created": gateway.started / 1_000_000, "owned_by": "evenkeel",
     })
 }
 
 pub async fn list(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Result<Json<Value>, ApiError> {
     gateway.keys.tenant(&headers)?;
-    Ok(Json(json!({"object": "list", "data": [describe(&gateway)]})))
+    let data: Vec<Value> = gateway.deps.models.iter().map(|model| describe(&gateway, model)).collect();
+    Ok(Json(json!({"object": "list", "data": data})))
 }
 
 pub async fn get(
@@ -28,8 +29,6 @@ pub async fn get(
     headers: HeaderMap,
 ) -> Result<Json<Value>, ApiError> {
     gateway.keys.tenant(&headers)?;
-    match id == gateway.deps.text.name() {
-        true => Ok(Json(describe(&gateway))),
-        false => Err(ApiError::UnknownModel(json_body::shorten(&id))),
-    }
+    let model = gateway.deps.models.resolve(&id)?;
+    Ok(Json(describe(&gateway, &model)))
 }

@@ -177,10 +177,14 @@ pub enum RawPrompt {
     TokenLists(Vec<Vec<u32>>),
 }
 
+/// The name of the model asked for.
+pub fn model<L>(raw: &RawRequest<L>) -> Result<&str, ApiError> {
+    raw.model.as_deref().filter(|model| !model.is_empty()).ok_or_else(|| missing("model"))
+}
+
 /// The shared fields after checking.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Common {
-    pub model: String,
     pub sampling: SamplingParams,
     pub seed: Option<u64>,
     /// `None`: up to the context.
@@ -219,8 +223,6 @@ pub(super) fn integer(param: &str, value: Option<i64>, low: i64, high: i64) -> R
 
 /// Checks everything but messages, prompt and `logprobs`, which the kinds check themselves.
 pub fn common<L>(raw: &RawRequest<L>, vocab: usize) -> Result<Common, ApiError> {
-    let model = raw.model.clone().filter(|model| !model.is_empty());
-    let model = model.ok_or_else(|| missing("model"))?;
     let (name, most) = match raw.max_completion_tokens {
         Some(value) => ("max_completion_tokens", Some(value)),
         None => ("max_tokens", raw.max_tokens),
@@ -256,7 +258,6 @@ pub fn common<L>(raw: &RawRequest<L>, vocab: usize) -> Result<Common, ApiError> 
     }
     let includes_usage = raw.stream_options.as_ref().and_then(|options| options.0.include_usage).unwrap_or(false);
     Ok(Common {
-        model,
         sampling,
         seed: raw.seed.map(|seed| seed as u64),
         max_tokens,

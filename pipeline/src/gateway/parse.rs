@@ -55,11 +55,21 @@ pub struct ParsedRequest {
     pub body_bytes: u64,
 }
 
-/// The body of a request to `face`. `vocab`: token ids are below this.
-pub fn parse(face: Face, body: &[u8], vocab: usize) -> Result<ParsedRequest, ApiError> {
+/// The body of a request to `face`. `vocab_of`: below what the token ids are of the model that the request names.
+pub fn parse(
+    face: Face,
+    body: &[u8],
+    vocab_of: impl FnOnce(&str) -> Result<usize, ApiError>,
+) -> Result<ParsedRequest, ApiError> {
     let parsed = match face {
-        Face::Chat => chat(&json_body::parse(body)?, vocab)?,
-        Face::Completion => completion(&json_body::parse(body)?, vocab)?,
+        Face::Chat => {
+            let raw: RawRequest<bool> = json_body::parse(body)?;
+            chat(&raw, vocab_of(params::model(&raw)?)?)?
+        }
+        Face::Completion => {
+            let raw: RawRequest<i64> = json_body::parse(body)?;
+            completion(&raw, vocab_of(params::model(&raw)?)?)?
+        }
     };
     Ok(ParsedRequest { body_bytes: body.len() as u64, ..parsed })
 }

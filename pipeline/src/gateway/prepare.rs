@@ -9,9 +9,10 @@ use engine::grammar::GrammarSource;
 use tokio::sync::Semaphore;
 
 use super::{
-    deps::{Deps, TextModel},
+    deps::Deps,
     error::ApiError,
     parse::{Face, Input, ParsedRequest},
+    registry::Model,
     structure::{self, ToolReply},
 };
 
@@ -29,8 +30,10 @@ pub struct Prompt {
 }
 
 /// The prompts of a request; every one leaves room for at least one token.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Prepared {
+    /// The model that is to go on from the prompts.
+    pub model: Arc<Model>,
     pub prompts: Vec<Prompt>,
     /// Sum over the prompts.
     pub prompt_tokens: u32,
@@ -52,16 +55,21 @@ impl Default for TextJobs {
 }
 
 impl TextJobs {
-    /// Renders, tokenises, hashes and compiles on a blocking thread.
-    pub async fn prepare(&self, deps: &Deps, request: Arc<ParsedRequest>) -> Result<Prepared, ApiError> {
+    /// Renders, tokenises, hashes and compiles for the model, on a blocking thread.
+    pub async fn prepare(
+        &self,
+        deps: &Deps,
+        model: Arc<Model>,
+        request: Arc<ParsedRequest>,
+    ) -> Result<Prepared, ApiError> {
         let _slot = self.slots.acquire().await.map_err(|_| ApiError::Internal("text work is shut down".into()))?;
-        let text = deps.text.clone();
-        let job = deps.text_runtime.spawn_blocking(move || prepare(text.as_ref(), &request));
+        let job = deps.text_runtime.spawn_blocking(move || prepare(model, &request));
         job.await.map_err(|error| ApiError::Internal(format!("text work failed: {error}")))?
     }
 }
 
-fn prepare(text: &dyn TextModel, request: &ParsedRequest) -> Result<Prepared, ApiError> {
+fn prepare(model: Arc<Model>, request: &ParsedRequest) -> Result<Prepared, ApiError> {
+    let text = model.text.as_ref();
     let param = match request.face {
         Face::Chat => "messages",
         Face::Completion => "prompt",
@@ -76,28 +84,24 @@ fn prepare(text: &dyn TextModel, request: &ParsedRequest) -> Result<Prepared, Ap
                 Input::Text(prompt) => text.encode_prompt(prompt)?,
                 Input::Tokens(tokens) => tokens.clone(),
             };
-            prompt(text, tokens, request.common.max_tokens, param)
+            prompt(&model, tokens, request.common.max_tokens, param)
         })
         .collect::<Result<_, _>>()?;
     let total: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-    Ok(Prepared { prompts, prompt_tokens: u32::try_from(total).unwrap_or(u32::MAX), grammar, tools })
+    let prompt_tokens = u32::try_from(total).unwrap_or(u32::MAX);
+    Ok(Prepared { model, prompts, prompt_tokens, grammar, tools })
 }
 
-fn prompt(
-    text: &dyn TextModel,
-    tokens: Vec<u32>,
-    max_tokens: Option<u32>,
-    param: &'static str,
-) -> Result<Prompt, ApiError> {
+fn prompt(model: &Model, tokens: Vec<u32>, max_tokens: Option<u32>, param: &'static str) -> Result<Prompt, ApiError> {
     if tokens.is_empty() {
         return Err(ApiError::parameter(param, format!("'{param}' gives no tokens; at least one is needed.")));
     }
-    let context = text.context();
+    let context = model.text.context();
     let completion = max_tokens.unwrap_or(1) as usize;
     if tokens.len() + completion > context {
         return Err(ApiError::ContextExceeded { context, prompt: tokens.len(), completion, param });
     }
     let room = u32::try_from(context - tokens.len()).unwrap_or(u32::MAX);
-    let hashes = text.block_hashes(&tokens, 0);
+    let hashes = model.text.block_hashes(&tokens, model.cache_salt);
     Ok(Prompt { tokens: tokens.into(), hashes, max_tokens: max_tokens.unwrap_or(room) })
 }

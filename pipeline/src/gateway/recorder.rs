@@ -40,6 +40,8 @@ pub struct Recorder {
     face: Face,
     request_id: String,
     tenant: Tenant,
+    /// Name of the model asked for, once that is known.
+    model: String,
     tier: &'static str,
     instance: Option<InstanceId>,
     variant: Option<String>,
@@ -66,6 +68,7 @@ impl Recorder {
             face,
             request_id: request_id.into(),
             tenant: tenant.clone(),
+            model: deps.models.only().map_or(UNCLASSED, |model| model.name()).into(),
             tier: UNCLASSED,
             instance: None,
             variant: None,
@@ -79,6 +82,16 @@ impl Recorder {
             has_ended: false,
             runtime: Handle::current(),
         }
+    }
+
+    /// The request is for this model.
+    pub fn is_for(&mut self, model: &str) {
+        self.model = model.into();
+    }
+
+    /// Name of the model asked for, or `none` while several could be meant.
+    pub fn model(&self) -> &str {
+        &self.model
     }
 
     pub fn arrived_at(&self) -> Micros {
@@ -213,7 +226,7 @@ impl Recorder {
             request_id: self.request_id.clone(),
             seq: self.seq,
             event: event.into(),
-            model: self.deps.text.name().into(),
+            model: self.model.clone(),
             tier: self.tier.into(),
             tenant: self.tenant.name.clone(),
             instance: self.instance.map(|instance| instance.0),

@@ -186,7 +186,7 @@ impl Sequence {
 
     /// Books a chunk.
     fn take(&mut self, chunk: Chunk) -> Result<Piece, Fault> {
-        let mut piece = self.output.take(&chunk, self.deps.text.as_ref(), &self.call.stop.stop_tokens)?;
+        let mut piece = self.output.take(&chunk, self.demand.model.text.as_ref(), &self.call.stop.stop_tokens)?;
         if let Some(finish) = chunk.finish {
             let reason = match finish.reason {
                 FinishReason::Stop => EndReason::Stop,

@@ -12,7 +12,6 @@ use super::{
     Gateway,
     auth::Tenant,
     decision::{self, Inputs, Outcome},
-    deps::Deps,
     dispatcher::{Demand, Grant, Pressure},
     error::ApiError,
     instances::GenerateCall,
@@ -69,7 +68,7 @@ impl Case {
         let inputs = Inputs {
             request_id: self.recorder.request_id(),
             tenant: &self.tenant.name,
-            model: gateway.deps.text.name(),
+            model: self.recorder.model(),
             classified: self.classified.as_ref(),
             pressure: self.pressure.as_ref(),
             prompt_tokens: self.prompt_tokens,
@@ -82,6 +81,7 @@ impl Case {
         for mut reading in self.readings.drain(..) {
             reading.decision_id = row.decision_id.clone();
             reading.request_id = row.request_id.clone();
+            reading.model = Some(row.model.clone());
             reading.settings = gateway.dispatcher.settings().into();
             gateway.deps.events.policy_input(reading).await;
         }
@@ -118,7 +118,7 @@ impl Case {
         candidates: &[CandidateCost],
     ) -> ApiError {
         let tier = self.classified.as_ref().map(|classified| classified.tier);
-        let error = decision::overloaded(refusal, tier, gateway.deps.text.name());
+        let error = decision::overloaded(refusal, tier, self.recorder.model());
         self.decided(gateway, Outcome::Reject { error: &error, candidates }).await;
         self.recorder.rejected(&error).await;
         error
@@ -134,7 +134,7 @@ pub async fn serve(
 ) -> Result<Vec<Sequence>, ApiError> {
     let (mut demand, verdict) = decide_case(gateway, case, request, prepared).await;
     let sequences = prepared.prompts.len() * request.common.samples as usize;
-    case.recorder.hashed(gateway.deps.text.block_size(), &demand.hashes);
+    case.recorder.hashed(prepared.model.text.block_size(), &demand.hashes);
     let arrival = RequestArrival {
         tier: demand.tier.name(),
         prompt_tokens: prepared.prompt_tokens,
@@ -146,7 +146,7 @@ pub async fn serve(
     let grant = seat(gateway, case, &mut demand, &verdict).await?;
     case.recorder.dispatched(&grant.placement).await;
     let source = Plans { request, prepared, demand: &demand, request_id: case.recorder.request_id() };
-    let plans = source.make(&gateway.deps);
+    let plans = source.make();
     let starts = plans.into_iter().map(|plan| Sequence::start(&gateway.deps, &gateway.dispatcher, plan, &grant));
     match try_join_all(starts).await {
         Ok(sequences) => Ok(sequences),
@@ -165,8 +165,10 @@ async fn decide_case(
     prepared: &Prepared,
 ) -> (Demand, Verdict) {
     let now = gateway.deps.clock.now();
-    let pressure = gateway.dispatcher.pressure(now).await;
+    let model = &prepared.model;
+    let pressure = gateway.dispatcher.pressure(model, now).await;
     let mut demand = Demand {
+        model: model.clone(),
         tier: Tier::Low,
         tenant: case.tenant.name.as_str().into(),
         bytes: held_bytes(request, prepared),
@@ -186,12 +188,11 @@ async fn decide_case(
         turns: request.turns,
         tenant: case.tenant.name.clone(),
         tenant_class: case.tenant.class,
-        turn: gateway.dispatcher.turn(),
-        queue: gateway.dispatcher.queue_load(),
+        turn: gateway.dispatcher.turn(model),
+        queue: gateway.dispatcher.load_of(model),
         bytes: demand.bytes,
     };
-    let policy = &gateway.deps.config.policy;
-    let verdict = decide_by(&reading, &pressure, gateway.deps.text.name(), policy);
+    let verdict = decide_by(&reading, &pressure, model.name(), &model.policy);
     demand.tier = verdict.classified.tier;
     demand.variants = verdict.variants.clone().into();
     case.readings.push(reading.row());
@@ -303,8 +304,8 @@ struct Plans<'a> {
 
 impl Plans<'_> {
     /// One plan a sequence: prompts in order, samples inside a prompt. The demand bounds the sum of all `max_tokens`.
-    fn make(&self, deps: &Deps) -> Vec<SequencePlan> {
-        let common = &self.request.common;
+    fn make(&self) -> Vec<SequencePlan> {
+        let (common, model) = (&self.request.common, &self.prepared.model);
         let samples = common.samples as usize;
         let asked = total_max_tokens(self.prepared, common.samples);
         let count = (self.prepared.prompts.len() * samples).max(1) as u32;
@@ -321,16 +322,17 @@ impl Plans<'_> {
                     sampling: SamplingParams { seed: seed.wrapping_add(index as u64), ..common.sampling.clone() },
                     stop: StopConditions {
                         max_tokens,
-                        stop_tokens: deps.text.stop_tokens().to_vec(),
+                        stop_tokens: model.text.stop_tokens().to_vec(),
                         stop_strings: common.stop_strings.clone(),
                     },
                     lane: if self.demand.tier == Tier::High { Lane::L1 } else { Lane::L2 },
                     deadline: None,
-                    cache_salt: 0,
+                    cache_salt: model.cache_salt,
                     sampling_offset: 0,
                     class: Some(engine::request::RequestClass(self.demand.tier.number())),
                 };
                 let demand = Demand {
+                    model: model.clone(),
                     tier: self.demand.tier,
                     tenant: self.demand.tenant.clone(),
                     bytes: 0,

@@ -63,6 +63,21 @@ impl VariantConfig {
         orders.concat()
     }
 
+    /// The orders as they hold for a model with the `declared` variants: names of other models' variants play no part, and an
+    /// order that names none of its own says nothing of it, so all of them may serve, as they are declared.
+    pub fn of_model(&self, declared: &[String]) -> VariantConfig {
+        let own = |order: &[String]| -> Vec<String> {
+            let named: Vec<String> = order.iter().filter(|name| declared.contains(name)).cloned().collect();
+            if named.is_empty() { declared.to_vec() } else { named }
+        };
+        let tiers = &self.by_tier;
+        VariantConfig {
+            order: own(&self.order),
+            by_tier: TierOrders { high: own(&tiers.high), medium: own(&tiers.medium), low: own(&tiers.low) },
+            by_tenant: self.by_tenant.iter().map(|(tenant, order)| (tenant.clone(), own(order))).collect(),
+        }
+    }
+
     /// Fills in the orders that were left empty. `declared`: names of the variants, not empty.
     pub(crate) fn resolve(&mut self, declared: Vec<String>) {
         if self.order.is_empty() {

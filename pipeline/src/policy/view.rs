@@ -85,6 +85,14 @@ pub struct ClusterView {
     pub instances: Vec<InstanceView>,
 }
 
+impl ClusterView {
+    /// What of it serves the model: all that policies see when they decide for one, so that no neighbour's load counts (SPEC D3).
+    pub fn of_model(mut self, model: &str) -> ClusterView {
+        self.instances.retain(|instance| instance.model == model);
+        self
+    }
+}
+
 /// Cached prefix of one prompt per instance, from the cache index, in tokens. Instances not listed hold nothing known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PrefixHits(pub Vec<(InstanceId, u32)>);

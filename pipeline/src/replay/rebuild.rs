@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::recording::{Made, Settings};
+use super::recording::{Made, Settings, Under};
 use crate::{
     config::Recorded,
     gateway::{
@@ -80,13 +80,13 @@ impl Rebuilder {
                 false => cannot("no row of policy_inputs: written by an earlier version, or cut off"),
             });
         };
-        let under = settings.get(&first.settings).map_err(cannot)?;
-        let decided = self.decide(made, under)?;
+        let under = Under::of(settings.get(&first.settings).map_err(cannot)?, first);
+        let decided = self.decide(made, &under)?;
         let case = self.cases.get(&recorded.request_id).ok_or_else(|| cannot("its arrival is not in the log"))?;
-        Ok(row(recorded, case, &under.served.model, decided))
+        Ok(row(recorded, case, &under.model, decided))
     }
 
-    fn decide(&mut self, made: &Made, under: &Recorded) -> Result<Decided, Obstacle> {
+    fn decide(&mut self, made: &Made, under: &Under) -> Result<Decided, Obstacle> {
         let request = &made.decision.request_id;
         let placement = made.inputs.iter().rev().find(|row| row.reading == "placement");
         if let Some(arrival) = made.inputs.iter().find(|row| row.reading == "arrival") {
@@ -123,18 +123,18 @@ impl Rebuilder {
 
 /// The throttle after a look without a request.
 pub fn tick(row: &PolicyInputRow, under: &Recorded, before: ThrottleState) -> Option<ThrottleState> {
-    Some(press(&view_of(row)?, before, row.at, &under.policy).1)
+    Some(press(&view_of(row)?, before, row.at, &Under::of(under, row).policy).1)
 }
 
 fn on_arrival(
     row: &PolicyInputRow,
     placement: Option<&PolicyInputRow>,
-    under: &Recorded,
+    under: &Under,
 ) -> Result<(Case, Decided), Obstacle> {
     let reading = ArrivalReading::from_row(row).ok_or_else(|| cannot("an arrival that this version cannot read"))?;
     let (saturation, throttle) = press(&reading.view, reading.throttle, reading.now, &under.policy);
     let pressure = Pressure { view: reading.view.clone(), before: reading.throttle, throttle, saturation };
-    let verdict = decide_by(&reading, &pressure, &under.served.model, &under.policy);
+    let verdict = decide_by(&reading, &pressure, &under.model, &under.policy);
     let asked = reading.max_tokens;
     let case = |verdict: Verdict, max_tokens| Case {
         pressure: pressure.clone(),
@@ -179,9 +179,9 @@ fn on_arrival(
     Ok((case(verdict, max_tokens), decided))
 }
 
-fn placed(row: &PolicyInputRow, under: &Recorded) -> Result<Result<Placement, RouteRejection>, Obstacle> {
+fn placed(row: &PolicyInputRow, under: &Under) -> Result<Result<Placement, RouteRejection>, Obstacle> {
     let reading = PlaceReading::from_row(row).ok_or_else(|| cannot("a placement that this version cannot read"))?;
-    Ok(place_by(&reading, &under.served.model, &under.policy.route))
+    Ok(place_by(&reading, &under.model, &under.policy.route))
 }
 
 fn row(recorded: &DecisionRow, case: &Case, model: &str, decided: Decided) -> DecisionRow {

@@ -11,7 +11,7 @@ use queries::HistoryError;
 
 use crate::{
     bus::Archive,
-    config::Recorded,
+    config::{Policy, Recorded},
     ids::Micros,
     rows::{DecisionRow, PolicyInputRow, SettingsRow},
 };
@@ -53,6 +53,19 @@ impl Settings {
             Some(Err(error)) => Err(format!("settings {id} are not for this version: {error}")),
             None => Err(format!("settings {id} are not in the log")),
         }
+    }
+}
+
+/// The model that a row is about, and the policies as they hold for it.
+pub struct Under {
+    pub model: String,
+    pub policy: Policy,
+}
+
+impl Under {
+    pub fn of(recorded: &Recorded, row: &PolicyInputRow) -> Under {
+        let model = row.model.clone().unwrap_or_else(|| recorded.served.model.clone());
+        Under { policy: recorded.policy_of(&model), model }
     }
 }
 

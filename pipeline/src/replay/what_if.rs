@@ -5,11 +5,13 @@
 //! look to look. Costs of both choices are by the recorded settings, so that they can be compared.
 //! Cost: two runs of the policies. State: a row a decision.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
     rebuild::tick,
-    recording::{Made, Recording, Settings},
+    recording::{Made, Recording, Settings, Under},
 };
 use crate::{
     bus::Archive,
@@ -53,7 +55,7 @@ pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, Strin
     // What is damaged in them was said by the first reading.
     let recorded = Settings::read(archive, &mut drop);
     let mut recording = Recording::open(archive);
-    let (mut rows, mut ticks, mut apart) = (Vec::new(), Vec::new(), None);
+    let (mut rows, mut ticks, mut apart) = (Vec::new(), Vec::new(), Apart::new());
     while let Some(made) = recording.next() {
         ticks.append(&mut recording.ticks);
         let Some(first) = made.inputs.first() else { continue };
@@ -66,15 +68,24 @@ pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, Strin
         };
         let due = ticks.iter().take_while(|row| row.at <= first.at).count();
         for row in ticks.drain(..due) {
-            apart = recorded.get(&row.settings).ok().and_then(|recorded| apart_after(&row, (recorded, under), apart));
+            let model = Under::of(under, &row).model;
+            let before = apart.remove(&model);
+            let both = recorded.get(&row.settings).ok().map(|recorded| (recorded, under));
+            apart.extend(both.and_then(|both| apart_after(&row, both, before)).map(|state| (model, state)));
         }
-        rows.extend(decide(&made, under, &mut apart).map(|choice| row(&made.decision, choice)));
+        let under = Under::of(under, first);
+        let mut state = apart.remove(&under.model);
+        rows.extend(decide(&made, &under, &mut state).map(|choice| row(&made.decision, choice)));
+        apart.extend(state.map(|state| (under.model, state)));
     }
     problems.extend(recording.damage.iter().map(ToString::to_string));
     problems.sort();
     problems.dedup();
     (rows, problems)
 }
+
+/// Where the other policy's throttle stands, by model, while it is not the recorded one's step.
+type Apart = BTreeMap<String, ThrottleState>;
 
 /// The other policy's throttle after a look without a request, if it stands at another step than the recorded one. While
 /// both stand at one step the recorded state is used: it is exact, and needs no order among requests that came together.
@@ -98,8 +109,8 @@ struct Choice {
 }
 
 /// `None`: nothing that a policy was asked about, such as the end of a wait. `apart`: see [`apart_after`].
-fn decide(made: &Made, under: &Recorded, apart: &mut Option<ThrottleState>) -> Option<Choice> {
-    let (model, policy) = (under.served.model.as_str(), &under.policy);
+fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Option<Choice> {
+    let (model, policy) = (under.model.as_str(), &under.policy);
     let mut placement =
         made.inputs.iter().rev().find(|row| row.reading == "placement").and_then(PlaceReading::from_row);
     if let Some(reading) = &mut placement {

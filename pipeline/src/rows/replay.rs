@@ -79,6 +79,7 @@ pub struct PolicyInputRow {
     pub queued_bytes: Option<u64>,
     pub pushed_bytes: Option<u64>,
     pub request_bytes: Option<u64>,
+    pub model: Option<String>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

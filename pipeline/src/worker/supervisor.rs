@@ -30,7 +30,7 @@ use super::{
     wall_micros,
 };
 use crate::{
-    config::{self, Variant},
+    config::{self, ModelGroup, Variant},
     gateway::instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
     ids::{InstanceId, ProcessEpoch},
     rows::InstanceRow,
@@ -50,6 +50,8 @@ pub trait InstanceSink: Send + Sync {
 #[derive(Debug, Clone)]
 pub struct SupervisorConfig {
     pub command: WorkerCommand,
+    /// Number of its first worker.
+    pub first: u32,
     pub count: u32,
     pub options: WorkerOptions,
     /// Variants of the model; the first ones' workers have the lowest numbers. Empty: one, as `options` say.
@@ -63,7 +65,7 @@ pub struct SupervisorConfig {
     pub limits: ClientLimits,
 }
 
-/// The model every worker loads: `path` is a .gguf file or `simulated`, `name` what clients call it.
+/// A model that workers load: `path` is a .gguf file or `simulated`, `name` what clients call it.
 #[derive(Debug, Clone)]
 pub struct ServedModel {
     pub name: String,
@@ -71,7 +73,7 @@ pub struct ServedModel {
 }
 
 impl SupervisorConfig {
-    /// From the configuration tree. `flight` is where workers publish.
+    /// The fleet of one model, from the configuration tree; its workers are numbered from 0. `flight` is where they publish.
     pub fn new(config: &config::Config, model: ServedModel, flight: SocketAddr, command: WorkerCommand) -> Self {
         let w = &config.workers;
         let options = WorkerOptions {
@@ -99,9 +101,10 @@ impl SupervisorConfig {
         };
         SupervisorConfig {
             command,
-            count: worker_count(config),
+            first: 0,
+            count: w.count,
             options,
-            variants: config.model.variants.clone(),
+            variants: Vec::new(),
             start_timeout: w.start_timeout,
             restart_backoff: w.restart_backoff,
             restart_backoff_max: w.restart_backoff_max,
@@ -113,18 +116,15 @@ impl SupervisorConfig {
     }
 }
 
-/// Workers of a fleet with these settings.
-pub fn worker_count(config: &config::Config) -> u32 {
-    match config.model.variants.as_slice() {
-        [] => config.workers.count,
-        variants => variants.iter().map(|variant| variant.workers).sum(),
-    }
-}
-
 impl SupervisorConfig {
+    /// The same for a group's variants and numbers of workers, which begin with `first`.
+    pub fn of_group(self, group: &ModelGroup, first: u32) -> Self {
+        Self { first, count: group.worker_count(self.count), variants: group.variants.clone(), ..self }
+    }
+
     /// The options of worker `number`; those beyond all variants' serve the first variant.
     fn options_of(&self, number: u32) -> WorkerOptions {
-        let mut end = 0;
+        let mut end = self.first;
         let own = self.variants.iter().find(|variant| {
             end += variant.workers;
             number < end
@@ -148,7 +148,7 @@ impl Supervisor {
         let (stop, stopped) = watch::channel(false);
         let config = Arc::new(config);
         let mut tasks = JoinSet::new();
-        for number in 0..config.count {
+        for number in config.first..config.first + config.count {
             let keeper = Keeper {
                 id: InstanceId(number),
                 options: WorkerOptions { instance: number, ..config.options_of(number) },

@@ -88,6 +88,7 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         waiting("queued_bytes", "arrival: memory held by the requests in the queue at admission"),
         waiting("pushed_bytes", "arrival: the same when this one came to it; NULL: it did not"),
         waiting("request_bytes", "arrival: memory that the request holds while it waits"),
+        optional(text("model", "model asked for, whose instances and throttle were looked at; NULL: the only one")),
     ]
 }
 

@@ -126,6 +126,7 @@ fn policy_input() -> PolicyInputRow {
         request_bytes: Some(10),
         lease: Some("reserved".into()),
         because: Some("waited".into()),
+        model: Some("smol".into()),
     }
 }
 

@@ -78,6 +78,7 @@ fn real_worker(folder: &Path) -> WorkerCommand {
 
 fn config(command: WorkerCommand, count: u32) -> SupervisorConfig {
     SupervisorConfig {
+        first: 0,
         command,
         count,
         options: options(1.0),

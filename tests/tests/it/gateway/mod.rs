@@ -4,6 +4,7 @@ mod cassettes;
 mod errors;
 mod flow;
 mod loss;
+mod models;
 mod shapes;
 mod structure;
 mod tools;

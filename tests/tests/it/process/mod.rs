@@ -4,6 +4,7 @@ mod clients;
 mod cluster;
 mod funnel;
 mod loss;
+mod models;
 mod replay;
 mod starts;
 mod structure;

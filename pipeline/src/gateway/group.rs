@@ -1,0 +1,63 @@
+//! What the requests of one model share, and no other model's (SPEC D3): queue, throttle, turn, and their gauges. So a burst
+//! on one model fills its own queue and moves its own throttle.
+//!
+//! Bounds: `policy.queue` holds for each model by itself. Locks are never held across an await, and never two at once but
+//! the queue's before the throttle's.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use super::{
+    metrics::{GroupGauges, Metrics},
+    registry::Model,
+};
+use crate::policy::{FairQueue, QueueLoad, ThrottleState, ThrottleStep};
+
+/// See the module. `T`: what waits.
+pub struct Group<T> {
+    pub model: Arc<Model>,
+    queue: Mutex<FairQueue<T>>,
+    throttle: Mutex<ThrottleState>,
+    turn: AtomicU64,
+    pub gauges: GroupGauges,
+}
+
+impl<T> Group<T> {
+    pub fn new(model: Arc<Model>, metrics: &Metrics) -> Self {
+        Self {
+            queue: Mutex::new(FairQueue::new(&model.policy.queue)),
+            throttle: Mutex::new(ThrottleState { step: ThrottleStep::Open, since: i64::MIN / 2 }),
+            turn: AtomicU64::new(0),
+            gauges: metrics.of_group(model.name()),
+            model,
+        }
+    }
+
+    pub fn queue(&self) -> MutexGuard<'_, FairQueue<T>> {
+        lock(&self.queue)
+    }
+
+    pub fn throttle(&self) -> MutexGuard<'_, ThrottleState> {
+        lock(&self.throttle)
+    }
+
+    /// Whose turn it is among equal instances.
+    pub fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Relaxed)
+    }
+
+    pub fn take_turn(&self) {
+        self.turn.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn show_load(&self, load: QueueLoad) {
+        self.gauges.queue_requests.set(load.requests as i64);
+        self.gauges.queue_tokens.set(i64::try_from(load.tokens).unwrap_or(i64::MAX));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
