@@ -25,6 +25,7 @@ use super::{
     deps::Deps,
     group::Group,
     instances::{InstanceClient, InstanceState, Lease},
+    queue_place::QueuePlace,
     reading::{LeaseFate, PlaceReading, tick_row},
     registry::Model,
 };
@@ -101,13 +102,13 @@ pub struct Pressure {
     pub saturation: Option<f64>,
 }
 
-struct Pending {
+pub(super) struct Pending {
     demand: Demand,
     grant: oneshot::Sender<Grant>,
 }
 
 pub struct Dispatcher {
-    deps: Deps,
+    pub(super) deps: Deps,
     /// In the registry's order.
     groups: Vec<Group<Pending>>,
     /// Calls of [`pump`](Self::pump) that the one that pumps has not seen to; 0: nobody pumps.
@@ -123,7 +124,7 @@ impl Dispatcher {
         Self { deps, groups, pumps: AtomicU32::new(0), settings }
     }
 
-    fn group(&self, model: &Model) -> &Group<Pending> {
+    pub(super) fn group(&self, model: &Model) -> &Group<Pending> {
         &self.groups[model.place]
     }
 
@@ -271,7 +272,7 @@ impl Dispatcher {
         let Ok(ticket) = queue.push(waiting) else { return (before, None) };
         group.show_load(queue.load());
         drop(queue);
-        (before, Some(QueuePlace { dispatcher: self.clone(), model, ticket, granted }))
+        (before, Some(QueuePlace::new(self.clone(), (model, ticket), granted)))
     }
 
     /// Grants heads of the queues for as long as there is room, or has the one that pumps now look again: who was woken serves
@@ -361,45 +362,6 @@ pub fn place_by(reading: &PlaceReading, model: &str, config: &RouteConfig) -> Re
         excluded: &reading.excluded,
     };
     route(&reading.view, &request, config)
-}
-
-/// A place in the queue; leaving it (drop) takes the entry out.
-pub struct QueuePlace {
-    dispatcher: Arc<Dispatcher>,
-    model: Arc<Model>,
-    ticket: Ticket,
-    granted: oneshot::Receiver<Grant>,
-}
-
-impl QueuePlace {
-    /// Waits for the grant at most `wait_max`; `None` when that has passed.
-    pub async fn wait(&mut self, wait_max: Duration) -> Option<Grant> {
-        let deadline = tokio::time::sleep(wait_max);
-        tokio::pin!(deadline);
-        loop {
-            self.dispatcher.pump();
-            tokio::select! {
-                biased;
-                grant = &mut self.granted => return grant.ok(),
-                () = &mut deadline => return None,
-                () = self.dispatcher.wait_for_change() => {}
-            }
-        }
-    }
-}
-
-impl Drop for QueuePlace {
-    fn drop(&mut self) {
-        let group = self.dispatcher.group(&self.model);
-        let mut queue = group.queue();
-        let left = queue.remove(self.ticket);
-        group.show_load(queue.load());
-        drop(queue);
-        if left.is_some() {
-            // The head may have changed to one that fits.
-            self.dispatcher.deps.directory.ring();
-        }
-    }
 }
 
 /// Who pumps; one that panics lets others in.

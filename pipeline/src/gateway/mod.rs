@@ -12,6 +12,7 @@
 //! | `best_of` | the likeliest of several samples |
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `registry`, `group` | the models by name; what the requests of one share |
+//! | `queue_place` | a place in a queue, held by who waits |
 //! | `instances` | instances, their clients and leases |
 //! | `recorder` | one account a request: rows, metrics and log lines |
 //! | `session` | which conversation a request belongs to |
@@ -41,6 +42,7 @@ mod output;
 pub mod params;
 pub mod parse;
 pub mod prepare;
+pub mod queue_place;
 pub mod reader;
 pub mod reading;
 pub mod recorder;
