@@ -125,22 +125,22 @@ function Losers({ rows, nameOf }: { rows: readonly Row[]; nameOf: (row: Row) => 
   return (
     <Scroll label="Who lost them">
       <table data-testid="losers-table">
-        <Heads names={['Tenant', 'Tier', 'Model', 'Instance', 'Share', 'Tokens|number', 'Requests|number']} />
+        <Heads names={['Tenant', 'Tier', 'Instance', 'Tokens|number', 'Share', 'Requests|number', 'Model']} />
         <tbody>
           {rows.map((row, index) => (
             <tr key={index}>
               <th scope="row">{textOf(row, 'tenant')}</th>
               <td>{textOf(row, 'tier')}</td>
-              <td>{textOf(row, 'model')}</td>
               <td>{nameOf(row)}</td>
+              <td class="number">{count(numberOf(row, 'lost'))}</td>
               <td>
                 <span class="measured">
                   <Meter parts={[{ share: part(row), colour: '--series-3' }]} />
                   <span class="number">{percent(part(row))}</span>
                 </span>
               </td>
-              <td class="number">{count(numberOf(row, 'lost'))}</td>
               <td class="number">{count(numberOf(row, 'requests'))}</td>
+              <td>{textOf(row, 'model')}</td>
             </tr>
           ))}
         </tbody>

@@ -7,7 +7,7 @@ import { Panel, Scroll, Told } from '../components/panel';
 import { age, clock, count, countMark, rate } from '../format';
 import { inRange, paceMs, stepSeconds, type Place } from '../place';
 import { countOf, lanesOf, type Lane } from '../scaling';
-import { numberOf } from '../sql';
+import { literal, numberOf } from '../sql';
 import { useRows } from '../use_rows';
 import { OFTEN_MS, SELDOM_MS, type ViewProps } from './view';
 
@@ -17,7 +17,7 @@ const STATES_MAX = 2000;
 const STATES = `SELECT "at", instance, name, model, state, detail FROM instances ORDER BY "at" DESC LIMIT ${STATES_MAX}`;
 
 function trend(place: Place): string {
-  const filter = place.model === undefined ? '' : ` AND model = '${place.model.replaceAll("'", "''")}'`;
+  const filter = place.model === undefined ? '' : ` AND model = ${literal(place.model)}`;
   return `SELECT since, sum(arrivals) AS arrivals, sum(forecast) AS forecast, sum(forecast_high) AS high FROM (
   SELECT date_bin(INTERVAL '${Math.max(10, stepSeconds(place))} seconds', as_of) AS since, model,
          avg(arrivals / period_seconds) AS arrivals, avg(forecast) AS forecast, avg(forecast_high) AS forecast_high
