@@ -12,38 +12,45 @@ export interface Answer {
   result: Result | null;
   /** Why the newest question failed. */
   problem: string | null;
-  asking: boolean;
 }
 
-const NOTHING: Answer = { result: null, problem: null, asking: false };
+/** A question that failed is asked again after this time, however seldom its answer changes. */
+const RETRY_MS = 5000;
+
+const NOTHING: Answer = { result: null, problem: null };
+
+interface Asked {
+  statement: string | null;
+  beat: number;
+  asking: AbortController | null;
+  failed: boolean;
+}
+
+const NEVER: Asked = { statement: null, beat: 0, asking: null, failed: false };
 
 /** `beat` is the time of the newest live event; `everyMs` the least time between two questions. `null` asks nothing. */
 export function useRows(statement: string | null, beat: number | null, everyMs: number): Answer {
   const [answer, setAnswer] = useState<Answer & { statement: string | null }>({ ...NOTHING, statement: null });
-  const asked = useRef<{ statement: string | null; beat: number; asking: AbortController | null }>({
-    statement: null,
-    beat: 0,
-    asking: null,
-  });
+  const asked = useRef<Asked>(NEVER);
 
   useEffect(() => {
     const last = asked.current;
     const isSame = last.statement === statement;
-    const isSoon = beat === null || beat - last.beat < everyMs;
+    const pause = last.failed ? Math.min(RETRY_MS, everyMs) : everyMs;
+    const isSoon = beat === null || beat - last.beat < pause;
     if (isSame && (last.asking !== null || isSoon || document.hidden)) return;
     last.asking?.abort();
     if (statement === null) {
-      asked.current = { statement, beat: 0, asking: null };
+      asked.current = NEVER;
       return;
     }
     const asking = new AbortController();
-    asked.current = { statement, beat: beat ?? 0, asking };
+    asked.current = { statement, beat: beat ?? 0, asking, failed: false };
     const tell = (part: Partial<Answer>) => {
       if (asking.signal.aborted) return;
-      asked.current.asking = null;
-      setAnswer((old) => ({ ...(old.statement === statement ? old : NOTHING), statement, asking: false, ...part }));
+      asked.current = { ...asked.current, asking: null, failed: part.problem !== null };
+      setAnswer((old) => ({ ...(old.statement === statement ? old : NOTHING), statement, ...part }));
     };
-    setAnswer((old) => ({ ...(old.statement === statement ? old : NOTHING), statement, asking: true }));
     runSql(statement, asking.signal).then(
       (result) => tell({ result, problem: null }),
       (error: unknown) => tell({ problem: problemOf(error) }),
@@ -51,7 +58,7 @@ export function useRows(statement: string | null, beat: number | null, everyMs: 
   }, [statement, beat, everyMs]);
   useEffect(() => () => asked.current.asking?.abort(), []);
 
-  return answer.statement === statement ? answer : { ...NOTHING, asking: statement !== null };
+  return answer.statement === statement ? answer : NOTHING;
 }
 
 function problemOf(error: unknown): string {

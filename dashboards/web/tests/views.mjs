@@ -207,6 +207,22 @@ export async function failuresShow(browser) {
     (count) => count === 0,
   );
   check((await text('state')).startsWith('Live'), 'the stream was disturbed');
+
+  // A range that is past never changes, and is asked for again only until it is answered.
+  answers = 'busy';
+  const past = new Date().toISOString();
+  await page.goto(`${page.url().replace(/#.*/, '')}#cache?until=${past}`);
+  await until(
+    'why the past is not answered',
+    () => page.getByTestId('problem-in-view').count(),
+    (count) => count === 1,
+  );
+  answers = 'yes';
+  await until(
+    'the waterfall of the past',
+    () => page.getByTestId('waterfall').count(),
+    (count) => count === 1,
+  );
   await context.close();
   console.log('ok a view says that it asks and why it failed, keeps its answer, and recovers');
 }
