@@ -44,9 +44,9 @@ export function lanesOf(rows: readonly Row[], from: number, to: number): Lane[] 
   return [...lanes.values()].filter((lane) => lane.stretches.length > 0).sort((a, b) => a.instance - b.instance);
 }
 
-/** How many lanes were in `state`, as steps of `[time, number]`. */
-export function countOf(lanes: readonly Lane[], state: string): [number, number][] {
-  const changes = new Map<number, number>();
+/** How many lanes were in `state`, as steps of `[time, number]`, the first at `from`. */
+export function countOf(lanes: readonly Lane[], state: string, from: number): [number, number][] {
+  const changes = new Map<number, number>([[from, 0]]);
   for (const { stretches } of lanes) {
     for (const stretch of stretches.filter((one) => one.state === state)) {
       changes.set(stretch.from, (changes.get(stretch.from) ?? 0) + 1);

@@ -24,7 +24,7 @@ import {
   url,
   view,
 } from './page_kit.mjs';
-import { addressesLead, everyViewOpens, failuresShow, requestIsFound, rangeNarrows } from './views.mjs';
+import { addressesLead, everyViewOpens, failuresShow, rangeNarrows, requestIsFound, textIsText } from './views.mjs';
 
 async function numbersMove({ page, text }) {
   await until(
@@ -350,6 +350,7 @@ try {
   await narrow(browser);
   await lossShows(browser);
   await failuresShow(browser);
+  await textIsText(browser);
   await keyIsAsked(browser);
   check(load.problem === null, `the load stopped: ${load.problem?.message}`);
   check(load.answered > 0, 'no chat request was answered in full');

@@ -85,6 +85,16 @@ export function startLoad(lanes, { maxTokens = 64, contentOf = STORY } = {}) {
   };
 }
 
+/** Whether the server has a table; older ones lack some that views show. */
+export async function hasTable(name) {
+  const response = await fetch(`${url}/sql`, {
+    method: 'POST',
+    headers: { 'Content-Type': 'application/json', ...(key === '' ? {} : { Authorization: `Bearer ${key}` }) },
+    body: JSON.stringify({ query: `SELECT 1 AS one FROM information_schema.tables WHERE table_name = '${name}'` }),
+  });
+  return (await response.json()).length > 0;
+}
+
 /** Opens the page and keeps its console's complaints, except the browser's own line about a refused statement. */
 export async function openPage(browser, options) {
   const context = await browser.newContext({ acceptDownloads: true, ...options });

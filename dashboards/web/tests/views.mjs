@@ -1,6 +1,6 @@
 // The page's views on a live server with load on it: each opens by a click without an error, says so where there is
 // nothing to show, is led to by its address, and keeps what it had when a question fails.
-import { check, fits, inked, numberIn, openPage, shot, until, view } from './page_kit.mjs';
+import { check, fits, hasTable, inked, numberIn, openPage, shot, until, view } from './page_kit.mjs';
 
 /** What tells that a view has its answers; a table or chart that this server must fill, or words for an empty one. */
 const FILLED = {
@@ -96,6 +96,13 @@ export async function requestIsFound(opened) {
     () => page.getByTestId('waterfall').count(),
     (count) => count === 1,
   );
+  if (await hasTable('shadow_decisions')) {
+    await until(
+      'the course of the request in words',
+      () => page.locator('[data-testid="in-words"] li').allTextContents(),
+      (lines) => lines.some((line) => /classed/.test(line)) && lines.some((line) => /routed to/.test(line)),
+    );
+  }
   await shot(page, 'life.png');
 
   const decision = /dec-[0-9a-f]+/.exec(await page.getByTestId('decision').first().textContent())[0];
@@ -166,6 +173,45 @@ export async function addressesLead(opened) {
     (title) => title === 'Fleet',
   );
   console.log('ok addresses, reload and the back button lead to the same picture');
+}
+
+/** Text is never taken for HTML, in tables, in the address and in the server's words, and inline scripts do not run. */
+export async function textIsText(browser) {
+  const opened = await openPage(browser, { viewport: { width: 1280, height: 900 } });
+  const { page, context, expected } = opened;
+  expected.refusedSql = true;
+  const hostile = '<img src=x onerror="window.taken=1"><b>bold</b>';
+  await page.getByTestId('view-sql').click();
+  await page.getByTestId('sql-input').fill(`SELECT '${hostile}' AS "<i>name</i>"`);
+  await page.getByTestId('sql-run').click();
+  await until(
+    'the text in a cell',
+    () => page.locator('[data-testid="sql-result"] td').allTextContents(),
+    ([cell]) => cell === hostile,
+  );
+  await page.getByTestId('sql-input').fill(`SELECT "${hostile}"`);
+  await page.getByTestId('sql-run').click();
+  await until(
+    'the text in a message',
+    () => page.getByTestId('sql-error').allTextContents(),
+    (all) => all.some((message) => message.includes('onerror')),
+  );
+  await page.goto(`${page.url().replace(/#.*/, '')}#requests?request=${encodeURIComponent(hostile)}`);
+  await until(
+    'the text of an address',
+    () => page.getByTestId('nothing-in-view').allTextContents(),
+    (all) => all.some((words) => words.includes(hostile)),
+  );
+  check((await page.locator('main img, main b:text-is("bold")').count()) === 0, 'text became an element');
+  const taken = await page.evaluate(() => {
+    const script = document.createElement('script');
+    script.textContent = 'window.taken = 1';
+    document.head.append(script);
+    return window.taken;
+  });
+  check(taken === undefined, 'an inline script ran');
+  await context.close();
+  console.log('ok text stays text, and inline scripts do not run');
 }
 
 /** The server fails to answer: the view says why, keeps what it had, and recovers by itself. */

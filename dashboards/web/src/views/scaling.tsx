@@ -62,7 +62,7 @@ const STATE_COLOURS: Record<string, string> = {
 };
 
 function Timeline({ lanes, from, to }: { lanes: readonly Lane[]; from: number; to: number }) {
-  const ready = useMemo(() => countOf(lanes, 'ready'), [lanes]);
+  const ready = useMemo(() => countOf(lanes, 'ready', from), [lanes, from]);
   const chart = useMemo(
     () => ({
       x: ready.map(([at]) => at / 1000),

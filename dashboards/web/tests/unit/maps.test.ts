@@ -112,7 +112,8 @@ test('a state lasts until the next one, and is cut to the range', () => {
     ['w0', [['starting', 20, 50], ['ready', 50, 100]]], // prettier-ignore
     ['w1', [['ready', 40, 70], ['dead', 70, 100]]], // prettier-ignore
   ]);
-  expect(countOf(lanes, 'ready')).toEqual([
+  expect(countOf(lanes, 'ready', 20)).toEqual([
+    [20, 0],
     [40, 1],
     [50, 2],
     [70, 1],
