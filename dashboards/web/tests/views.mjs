@@ -189,7 +189,7 @@ export async function textIsText(browser) {
     () => page.locator('[data-testid="sql-result"] td').allTextContents(),
     ([cell]) => cell === hostile,
   );
-  await page.getByTestId('sql-input').fill(`SELECT "${hostile}"`);
+  await page.getByTestId('sql-input').fill(`SELECT "${hostile.replaceAll('"', '""')}"`);
   await page.getByTestId('sql-run').click();
   await until(
     'the text in a message',
