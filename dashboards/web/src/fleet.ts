@@ -2,6 +2,7 @@
 //
 // Invariant: a number that is missing, null, not finite or of another type is `null` here (unknown), never 0.
 // Bounds: at most INSTANCES_MAX instances, ATOMS_MAX atoms and DECISIONS_MAX decisions are kept; the rest is cut off.
+import { UNKNOWN } from './format';
 
 export const INSTANCES_MAX = 512;
 export const ATOMS_MAX = 4096;
@@ -72,6 +73,17 @@ export interface Fleet {
   instances: Instance[];
   atoms: Atom[];
   decisions: Decision[];
+}
+
+/** The instances of a model, or all. */
+export function instancesOf(fleet: Fleet | null, model: string | undefined): Instance[] {
+  return (fleet?.instances ?? []).filter((one) => model === undefined || one.model === model);
+}
+
+/** An instance's name, its number while the stream has not told it, a dash for none. */
+export function instanceName(fleet: Fleet | null, id: Known): string {
+  if (id === null) return UNKNOWN;
+  return fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`;
 }
 
 type Fields = Record<string, unknown>;

@@ -25,7 +25,7 @@ use tokio_stream::wrappers::WatchStream;
 use super::glue::Views;
 use crate::{
     bus::{Bus, Published, rows_of},
-    gateway::{auth::Keys, deps::ViewSource},
+    gateway::{auth::Keys, deps::ViewSource, recorder::UNCLASSED},
     ids::Micros,
     policy::ClusterView,
     rows::{DecisionRow, EngineStepRow, FaultRow, RequestRow},
@@ -119,7 +119,10 @@ impl Figures {
             }
             Topic::Decisions => {
                 for row in rows_of::<DecisionRow>(&published.batch).unwrap_or_default() {
-                    self.step.clone_from(&row.throttle_step);
+                    // A request that was refused before the throttle was asked says nothing about it.
+                    if row.throttle_step != UNCLASSED {
+                        self.step.clone_from(&row.throttle_step);
+                    }
                     self.decisions.push_front(decision(&row));
                     self.decisions.truncate(DECISIONS);
                 }

@@ -1,14 +1,15 @@
 // The last decisions, newest first. A request's id leads to its life (SPEC X3).
-import { UNKNOWN, count, durationText, timeOfDay } from '../format';
-import type { Decision, Instance } from '../fleet';
+import { count, durationText, timeOfDay } from '../format';
+import type { Decision, Known } from '../fleet';
 
 interface Props {
   decisions: readonly Decision[] | null;
-  instances: readonly Instance[];
+  /** An instance's name by its number. */
+  nameOf: (instance: Known) => string;
   addressOfRequest: (request: string) => string;
 }
 
-export function Decisions({ decisions, instances, addressOfRequest }: Props) {
+export function Decisions({ decisions, nameOf, addressOfRequest }: Props) {
   return (
     <section class="panel" aria-labelledby="decisions-title">
       <div class="panel-head">
@@ -53,7 +54,7 @@ export function Decisions({ decisions, instances, addressOfRequest }: Props) {
                       {decision.outcome}
                     </span>
                   </td>
-                  <td>{nameOf(decision.instance, instances)}</td>
+                  <td>{nameOf(decision.instance)}</td>
                   <td class="number">{count(decision.predictedHitTokens)}</td>
                   <td class="number">
                     {durationText(decision.predictedSeconds === null ? null : decision.predictedSeconds * 1000)}
@@ -67,11 +68,6 @@ export function Decisions({ decisions, instances, addressOfRequest }: Props) {
       )}
     </section>
   );
-}
-
-function nameOf(id: number | null, instances: readonly Instance[]): string {
-  if (id === null) return UNKNOWN;
-  return instances.find((instance) => instance.instance === id)?.name ?? `#${id}`;
 }
 
 export function toneOfOutcome(outcome: string): string {

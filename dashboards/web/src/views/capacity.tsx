@@ -2,6 +2,7 @@
 import { useMemo } from 'preact/hooks';
 import { LineChart } from '../components/line_chart';
 import { Panel, Told } from '../components/panel';
+import { instancesOf } from '../fleet';
 import { age, count, percent, percentMark, points, UNKNOWN } from '../format';
 import { at, blocksOf, capacityFor, curvesOf, stopOf, STOPS, type Curve } from '../miss_ratio';
 import { useRows } from '../use_rows';
@@ -16,7 +17,9 @@ export function CapacityView(props: ViewProps) {
   const answer = useRows(CURVES, beat, SELDOM_MS);
   const curves = useMemo(() => curvesOf(answer.result?.rows ?? []), [answer.result]);
   const curve = curves.find(({ scope }) => scope === place.scope) ?? curves[0];
-  const now = (fleet?.instances ?? []).reduce((sum, one) => sum + (one.blocksTotal ?? 0), 0);
+  // Caches of one model are of no use to another.
+  const model = /^model (.*)$/.exec(curve?.scope ?? '')?.[1];
+  const now = instancesOf(fleet, model).reduce((sum, one) => sum + (one.blocksTotal ?? 0), 0);
   return (
     <Told answer={answer} empty="No prompt was followed yet: the curve comes once requests arrive.">
       {() => (

@@ -5,31 +5,41 @@ import { Instances } from '../components/instances';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
 import { Tiles } from '../components/tiles';
 import { TimeCharts } from '../components/time_charts';
-import { count, durationText, percent, rate } from '../format';
+import { instanceName } from '../fleet';
+import { count, durationText, percent, rate, spoken } from '../format';
 import { addressOf, inView } from '../place';
 import { numberOf, textOf, type Row } from '../sql';
 import { useRows } from '../use_rows';
 import { OFTEN_MS, type ViewProps } from './view';
 
+/** Tier and throttle step of requests that were refused before they were classed. */
+const NOT_ASKED = 'none';
+
 /** What waits is decided by the newest events: a request queued and neither dispatched nor ended since. */
-const TIERS = `WITH newest AS (SELECT max(as_of) AS as_of FROM request_distribution),
-waiting AS (
+const TIERS = `WITH d AS (
+  SELECT * FROM request_distribution
+  WHERE as_of = (SELECT max(as_of) FROM request_distribution) AND as_of > now() - INTERVAL '60 seconds'),
+w AS (
   SELECT model, tier, count(*) AS queued FROM (
     SELECT request_id, max(model) AS model, max(tier) AS tier,
            bool_or(event = 'queued') AND NOT bool_or(event IN ('dispatched', 'rejected', 'cancelled', 'failed', 'finished')) AS waits
     FROM requests WHERE "at" > now() - INTERVAL '150 seconds' GROUP BY request_id)
   WHERE waits GROUP BY model, tier),
-refused AS (
+r AS (
   SELECT model, tier, count(*) AS refused FROM decisions
-  WHERE outcome = 'reject' AND "at" > now() - INTERVAL '60 seconds' GROUP BY model, tier)
-SELECT d.model, d.tier, d.arrivals_per_second, d.concurrent_requests, w.queued, r.refused,
+  WHERE outcome = 'reject' AND "at" > now() - INTERVAL '60 seconds' GROUP BY model, tier),
+s AS (
+  SELECT model, last_value(throttle_step ORDER BY "at") AS step FROM decisions
+  WHERE throttle_step <> '${NOT_ASKED}' AND "at" > now() - INTERVAL '60 seconds' GROUP BY model),
+g AS (SELECT model, tier FROM d UNION SELECT model, tier FROM w UNION SELECT model, tier FROM r)
+SELECT g.model, g.tier, s.step, d.arrivals_per_second, d.concurrent_requests, w.queued, r.refused,
        d.output_tokens / d.window_seconds AS goodput, d.ttft_ms_p50, d.ttft_ms_p95, d.itl_ms_p50, d.itl_ms_p95,
        CAST(d.cached_tokens AS DOUBLE) / nullif(d.prompt_tokens, 0) AS hit_rate
-FROM request_distribution d JOIN newest n ON d.as_of = n.as_of
-LEFT JOIN waiting w ON w.model = d.model AND w.tier = d.tier
-LEFT JOIN refused r ON r.model = d.model AND r.tier = d.tier
-WHERE d.as_of > now() - INTERVAL '60 seconds'
-ORDER BY d.model, d.tier`;
+FROM g LEFT JOIN s ON s.model = g.model
+LEFT JOIN d ON d.model = g.model AND d.tier = g.tier
+LEFT JOIN w ON w.model = g.model AND w.tier = g.tier
+LEFT JOIN r ON r.model = g.model AND r.tier = g.tier
+ORDER BY g.model, g.tier`;
 
 export function FleetView({ place, beat, fleet, history }: ViewProps) {
   return (
@@ -43,7 +53,7 @@ export function FleetView({ place, beat, fleet, history }: ViewProps) {
       <Instances instances={fleet?.instances ?? null} />
       <Decisions
         decisions={fleet?.decisions ?? null}
-        instances={fleet?.instances ?? []}
+        nameOf={(id) => instanceName(fleet, id)}
         addressOfRequest={(request) => addressOf({ ...inView(place, 'requests'), request })}
       />
     </>
@@ -62,6 +72,7 @@ function Tiers({ beat }: { beat: number | null }) {
                 names={[
                   'Model',
                   'Tier',
+                  'Throttle step',
                   'Arrivals/s|number',
                   'Live|number',
                   'Queued|number',
@@ -92,7 +103,8 @@ function TierRow({ row }: { row: Row }) {
   return (
     <tr>
       <td>{textOf(row, 'model')}</td>
-      <th scope="row">{textOf(row, 'tier')}</th>
+      <th scope="row">{textOf(row, 'tier') === NOT_ASKED ? 'not classed' : textOf(row, 'tier')}</th>
+      <td>{spoken(textOf(row, 'step'))}</td>
       <td class="number">{rate(of('arrivals_per_second'))}</td>
       <td class="number">{count(of('concurrent_requests') ?? 0)}</td>
       <td class="number">{count(of('queued') ?? 0)}</td>

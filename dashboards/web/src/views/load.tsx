@@ -5,8 +5,10 @@ import { cutsOf, plansOf } from '../buckets';
 import { HeatCell } from '../components/bars';
 import { BucketPlan } from '../components/bucket_plan';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
+import { instanceName, instancesOf } from '../fleet';
 import { count } from '../format';
 import { loadMapOf, type LoadMap } from '../load_map';
+import { numberOf } from '../sql';
 import { useRows } from '../use_rows';
 import { CacheMap } from './cache_map';
 import { OFTEN_MS, SELDOM_MS, type ViewProps } from './view';
@@ -22,7 +24,7 @@ export function LoadView(props: ViewProps) {
   const answer = useRows(tables?.has('buckets') === true ? PLANS : null, beat, SELDOM_MS);
   const all = useMemo(() => plansOf(answer.result?.rows ?? []), [answer.result]);
   const plans = all.filter(({ model }) => place.model === undefined || place.model === model);
-  const nameOf = (id: number) => fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`;
+  const nameOf = (id: number) => instanceName(fleet, id);
   return (
     <>
       <BucketMap {...props} cuts={cutsOf(plans)} nameOf={nameOf} />
@@ -44,10 +46,13 @@ export function LoadView(props: ViewProps) {
 
 type BucketMapProps = ViewProps & { cuts: readonly number[]; nameOf: (instance: number) => string };
 
-function BucketMap({ beat, fleet, cuts, nameOf }: BucketMapProps) {
+function BucketMap({ place, beat, fleet, cuts, nameOf }: BucketMapProps) {
   const answer = useRows(LOAD, beat, OFTEN_MS);
-  const ids = (fleet?.instances ?? []).map(({ instance }) => instance);
-  const map = loadMapOf(answer.result?.rows ?? [], ids);
+  const ids = new Set(instancesOf(fleet, place.model).map(({ instance }) => instance));
+  const rows = (answer.result?.rows ?? []).filter(
+    (row) => place.model === undefined || ids.has(numberOf(row, 'instance') ?? -1),
+  );
+  const map = loadMapOf(rows, [...ids]);
   return (
     <Panel
       id="load-map"

@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef } from 'preact/hooks';
 import { LineChart } from '../components/line_chart';
 import { Meter } from '../components/bars';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
+import { instanceName, instancesOf } from '../fleet';
 import { count, countMark, durationText, percent, timeOfDay } from '../format';
 import { LAYERS, layerOf, reasonOf } from '../funnel';
 import { addressOf, inGroup, inRange, inView, paceMs, stepSeconds, type Place } from '../place';
@@ -46,10 +47,7 @@ ORDER BY abs(lost) DESC, "at" DESC LIMIT 20`;
 export function LossDetail(props: Props) {
   const { place, loss, split, beat, fleet } = props;
   const words = reasonWords(loss);
-  const nameOf = (row: Row) => {
-    const id = numberOf(row, 'instance');
-    return id === null ? '–' : (fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`);
-  };
+  const nameOf = (row: Row) => instanceName(fleet, numberOf(row, 'instance'));
   const groups = useRows(losers(place, loss, split), beat, paceMs(place, SELDOM_MS));
   const requests = useRows(worst(place, loss, split), beat, paceMs(place, SELDOM_MS));
   // Picked above, out of sight below: brought to where it can be read.
@@ -157,16 +155,19 @@ function computing(row: Row): string {
 /** Blocks that the instances dropped, and how full they are: the evidence of an eviction. */
 function Evictions({ place, beat, fleet, split }: Props) {
   const step = stepSeconds(place);
+  const own = instancesOf(fleet, place.model);
+  const ids = own.map(({ instance }) => instance);
+  const ofModel = place.model === undefined || ids.length === 0 ? '' : ` AND instance IN (${ids})`;
   const answer = useRows(
     `SELECT date_bin(INTERVAL '${step} seconds', "at") AS since, instance, count(*) AS removed
-FROM kv_events WHERE event = 'removed' AND ${inRange(place, 'at')}
+FROM kv_events WHERE event = 'removed' AND ${inRange(place, 'at')}${ofModel}
 GROUP BY 1, 2 ORDER BY 1`,
     beat,
     paceMs(place, SELDOM_MS),
   );
   const chart = useMemo(() => evictionLines(answer.result?.rows ?? [], step, fleet), [answer.result, step, fleet]);
-  const blocks = (fleet?.instances ?? []).reduce((all, one) => all + (one.blocksTotal ?? 0), 0);
-  const free = (fleet?.instances ?? []).reduce(
+  const blocks = own.reduce((all, one) => all + (one.blocksTotal ?? 0), 0);
+  const free = own.reduce(
     (all, one) => all + Math.max(0, (one.blocksTotal ?? 0) - (one.blocksUsed ?? 0) - (one.blocksCached ?? 0)),
     0,
   );
@@ -197,10 +198,7 @@ function evictionLines(rows: readonly Row[], step: number, fleet: ViewProps['fle
   const ids = [...new Set(rows.map((row) => numberOf(row, 'instance') ?? -1))].sort((a, b) => a - b);
   const lineOf = (id: number) => Math.min(ids.indexOf(id), LINES_MAX - 1);
   const lines = ids.slice(0, LINES_MAX).map((id, index) => ({
-    label:
-      index === LINES_MAX - 1 && ids.length > LINES_MAX
-        ? 'others'
-        : (fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`),
+    label: index === LINES_MAX - 1 && ids.length > LINES_MAX ? 'others' : instanceName(fleet, id),
     colour: COLOURS[index] ?? '--muted',
     values: x.map(() => 0),
   }));

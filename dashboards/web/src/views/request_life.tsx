@@ -6,7 +6,8 @@ import { Candidates } from '../components/candidates';
 import { Panel, Told } from '../components/panel';
 import { toneOfOutcome } from '../components/decisions';
 import { Waterfall } from '../components/waterfall';
-import { clock, count, durationText, percent, spoken, timeOfDay, UNKNOWN } from '../format';
+import { instanceName } from '../fleet';
+import { clock, count, durationText, percent, spoken, timeOfDay } from '../format';
 import { funnelOf } from '../funnel';
 import { decisionsOf, lifeOf, type Decision, type Life, type Phase } from '../life';
 import { instant, literal } from '../sql';
@@ -29,8 +30,7 @@ WHERE ${of(request)} AND (layer = 'prompt' OR reason IS NOT NULL) GROUP BY layer
     OFTEN_MS,
   );
   const life = lifeOf(events.result?.rows ?? []);
-  const nameOf = (id: number | null) =>
-    id === null ? UNKNOWN : (fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`);
+  const nameOf = (id: number | null) => instanceName(fleet, id);
   const decisions = decisionsOf(decided.result?.rows ?? []);
   return (
     <>

@@ -2,7 +2,8 @@
 import { useState } from 'preact/hooks';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
 import { toneOfOutcome } from '../components/decisions';
-import { count, durationText, percent, timeOfDay, UNKNOWN } from '../format';
+import { instanceName } from '../fleet';
+import { count, durationText, percent, timeOfDay } from '../format';
 import { addressOf, inGroup, inRange, paceMs, type Place } from '../place';
 import { instant, literal, numberOf, textOf, type Row } from '../sql';
 import { useRows } from '../use_rows';
@@ -111,8 +112,6 @@ function Search({ place, go }: ViewProps) {
 
 function List({ place, beat, fleet }: ViewProps) {
   const answer = useRows(list(place), beat, paceMs(place, OFTEN_MS));
-  const nameOf = (id: number | null) =>
-    id === null ? UNKNOWN : (fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`);
   return (
     <Panel id="requests" title="Requests" note="an id shows the request's life">
       <Told answer={answer} empty="no request was decided in this time range">
@@ -139,7 +138,7 @@ function List({ place, beat, fleet }: ViewProps) {
                   <RequestRow
                     key={`${textOf(row, 'request_id')} ${numberOf(row, 'at')} ${textOf(row, 'outcome')}`}
                     row={row}
-                    instance={nameOf(numberOf(row, 'instance'))}
+                    instance={instanceName(fleet, numberOf(row, 'instance'))}
                     address={addressOf({ ...place, request: textOf(row, 'request_id') ?? '' })}
                   />
                 ))}

@@ -1,6 +1,7 @@
 // What shadow policies would have decided (SPEC X1): how often each differs and what that is predicted to change, and
 // the decisions that differ, side by side.
 import { Heads, Panel, Scroll, Told } from '../components/panel';
+import { instanceName } from '../fleet';
 import { count, durationText, percent, spoken, timeOfDay, UNKNOWN } from '../format';
 import { addressOf, inRange, inView, paceMs, type Place } from '../place';
 import { instant, literal, numberOf, textOf, type Row } from '../sql';
@@ -38,10 +39,7 @@ export function ShadowView(props: ViewProps) {
       </Panel>
     );
   }
-  const nameOf = (row: Row, column: string) => {
-    const id = numberOf(row, column);
-    return id === null ? null : (fleet?.instances.find(({ instance }) => instance === id)?.name ?? `#${id}`);
-  };
+  const nameOf = (row: Row, column: string) => instanceName(fleet, numberOf(row, column));
   const isNone = policies.result?.rows.length === 0;
   return (
     <>
@@ -123,7 +121,7 @@ function Policies({ rows, place }: { rows: readonly Row[]; place: Place }) {
 interface ChangesProps {
   rows: readonly Row[];
   place: Place;
-  nameOf: (row: Row, column: string) => string | null;
+  nameOf: (row: Row, column: string) => string;
 }
 
 function Changes({ rows, place, nameOf }: ChangesProps) {
