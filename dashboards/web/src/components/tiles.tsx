@@ -3,7 +3,14 @@ import type { ComponentChildren } from 'preact';
 import { UNKNOWN, count, duration, durationText, percent, rate, spoken } from '../format';
 import type { Fleet, Known, Quantiles } from '../fleet';
 
-export function Tiles({ fleet, hitRateAddress }: { fleet: Fleet | null; hitRateAddress: string }) {
+interface Props {
+  fleet: Fleet | null;
+  /** Where the hit rate is explained, and where the faults are listed. */
+  hitRateAddress: string;
+  faultsAddress: string;
+}
+
+export function Tiles({ fleet, hitRateAddress, faultsAddress }: Props) {
   return (
     <section class="tiles" aria-label="Fleet now">
       <Tile label="Output" unit="tokens/s" id="tokens-per-second" value={rate(fleet?.tokensPerSecond ?? null)}>
@@ -24,7 +31,7 @@ export function Tiles({ fleet, hitRateAddress }: { fleet: Fleet | null; hitRateA
         waiting <b data-testid="waiting">{count(fleet?.waiting ?? null)}</b>
       </Tile>
       <ThrottleTile step={fleet?.throttleStep ?? null} />
-      <FaultsTile faults={fleet?.faults ?? null} />
+      <FaultsTile faults={fleet?.faults ?? null} address={faultsAddress} />
     </section>
   );
 }
@@ -80,11 +87,16 @@ function ThrottleTile({ step }: { step: string | null }) {
   );
 }
 
-function FaultsTile({ faults }: { faults: Known }) {
+function FaultsTile({ faults, address }: { faults: Known; address: string }) {
   const tone = faults === null ? {} : { tone: faults > 0 ? ('bad' as const) : ('good' as const) };
   return (
     <Tile label="Faults" unit="" id="faults" value={count(faults)} {...tone}>
       of Evenkeel itself
+      {faults !== null && faults > 0 && (
+        <>
+          ; <a href={address}>which?</a>
+        </>
+      )}
     </Tile>
   );
 }

@@ -5,6 +5,7 @@ import { Instances } from '../components/instances';
 import { Heads, Panel, Scroll, Told } from '../components/panel';
 import { Tiles } from '../components/tiles';
 import { TimeCharts } from '../components/time_charts';
+import { EXAMPLES } from '../examples';
 import { instanceName } from '../fleet';
 import { count, durationText, percent, rate, spoken } from '../format';
 import { addressOf, inView } from '../place';
@@ -41,10 +42,16 @@ LEFT JOIN w ON w.model = g.model AND w.tier = g.tier
 LEFT JOIN r ON r.model = g.model AND r.tier = g.tier
 ORDER BY g.model, g.tier`;
 
+const FAULTS = EXAMPLES.find(({ id }) => id === 'faults')?.query;
+
 export function FleetView({ place, beat, fleet, history }: ViewProps) {
   return (
     <>
-      <Tiles fleet={fleet} hitRateAddress={addressOf(inView(place, 'cache'))} />
+      <Tiles
+        fleet={fleet}
+        hitRateAddress={addressOf(inView(place, 'cache'))}
+        faultsAddress={addressOf({ ...inView(place, 'sql'), query: FAULTS })}
+      />
       <div class="charts">
         <TimeCharts history={history} />
         <AtomChart atoms={fleet?.atoms ?? null} />
