@@ -25,10 +25,18 @@ export function Floating({ from, to, colour }: { from: number; to: number; colou
   );
 }
 
+interface HeatCellProps {
+  share: Known;
+  title: string;
+  /** A strong line before the cell. */
+  edge?: 'cut' | undefined;
+  children: ComponentChildren;
+}
+
 /** A cell of a heat map: the stronger the colour the larger the share. */
-export function HeatCell({ share, title, children }: { share: Known; title: string; children: ComponentChildren }) {
+export function HeatCell({ share, title, edge, children }: HeatCellProps) {
   return (
-    <td class="heat number" title={title}>
+    <td class={edge === undefined ? 'heat number' : `heat number ${edge}`} title={title}>
       <i aria-hidden="true" style={{ opacity: clip(share) }} />
       <span>{children}</span>
     </td>

@@ -11,7 +11,7 @@ interface Props {
 
 export function BucketPlan({ plan, nameOf }: Props) {
   const most = Math.max(1e-9, ...plan.buckets.map((bucket) => perInstance(bucket) ?? 0));
-  const decimals = (value: number | null) => (value === null ? UNKNOWN : value.toFixed(2));
+  const decimals = (value: number | null) => (value === null ? UNKNOWN : String(Number(value.toPrecision(3))));
   return (
     <div class="decision" data-testid="bucket-plan">
       <p>
@@ -22,7 +22,7 @@ export function BucketPlan({ plan, nameOf }: Props) {
         {count(plan.moved)} instances got another range.
       </p>
       <Scroll label={`Buckets of ${plan.model}`}>
-        <table>
+        <table class="map">
           <Heads
             names={[
               'Bucket|number',

@@ -80,9 +80,11 @@ interface LoadTableProps {
 function LoadTable({ map, cuts, nameOf }: LoadTableProps) {
   const most = Math.max(1, ...map.instances.flatMap(({ tokens }) => tokens));
   const all = map.totals.reduce((sum, tokens) => sum + tokens, 0);
-  const isCut = (start: number) => cuts.some((cut) => cut >= start && cut < start + map.width);
+  const edges = map.starts.map((start) =>
+    cuts.some((cut) => cut >= start && cut < start + map.width) ? ('cut' as const) : undefined,
+  );
   const heads = map.starts.map(
-    (start) => `${start === 0 ? 'from 0' : count(start)}|number${isCut(start) ? ' cut' : ''}`,
+    (start, index) => `${start === 0 ? 'from 0' : count(start)}|number${edges[index] === undefined ? '' : ' cut'}`,
   );
   return (
     <table class="map" data-testid="load-map">
@@ -95,6 +97,7 @@ function LoadTable({ map, cuts, nameOf }: LoadTableProps) {
               <HeatCell
                 key={index}
                 share={tokens / most}
+                edge={edges[index]}
                 title={`${nameOf(line.instance)}, ${map.starts[index]} tokens and more: ${tokens} tokens in ${line.requests[index]} requests`}
               >
                 {tokens === 0 ? '' : count(tokens)}
@@ -106,7 +109,7 @@ function LoadTable({ map, cuts, nameOf }: LoadTableProps) {
         <tr>
           <th scope="row">all</th>
           {map.totals.map((tokens, index) => (
-            <td key={index} class="number">
+            <td key={index} class={edges[index] === undefined ? 'number' : 'number cut'}>
               {tokens === 0 ? '' : count(tokens)}
             </td>
           ))}
