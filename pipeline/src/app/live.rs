@@ -273,3 +273,22 @@ fn time(us: Micros) -> String {
     let moment = std::time::UNIX_EPOCH + Duration::from_micros(us.max(0) as u64);
     humantime::format_rfc3339_micros(moment).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{bus::tests::rows::decision, worker::telemetry::batch_of};
+
+    /// Scenario: a decision in a step of throttling, then a request that was refused before the throttle was asked.
+    /// Guarantees: the step shown is that of the decision.
+    #[test]
+    fn a_refusal_before_the_throttle_leaves_the_step_shown() {
+        let mut figures = Figures::default();
+        for step in ["throttle_low", UNCLASSED] {
+            let row = DecisionRow { throttle_step: step.into(), ..decision(Vec::new()) };
+            let batch = batch_of(&[row]).expect("a batch");
+            figures.take(&Published { topic: Topic::Decisions, first_row: 0, batch });
+        }
+        assert_eq!(figures.step, "throttle_low");
+    }
+}

@@ -31,7 +31,7 @@ mod origin;
 mod recovery;
 mod segment;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{sync::Arc, thread};
 

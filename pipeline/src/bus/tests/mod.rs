@@ -2,7 +2,7 @@
 
 mod log;
 mod publish;
-mod rows;
+pub(crate) mod rows;
 mod torn;
 
 use std::{path::Path, sync::Arc, time::Duration};

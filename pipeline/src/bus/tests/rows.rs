@@ -33,7 +33,7 @@ fn candidate(instance: u32) -> CandidateRow {
     }
 }
 
-fn decision(candidates: Vec<CandidateRow>) -> DecisionRow {
+pub(crate) fn decision(candidates: Vec<CandidateRow>) -> DecisionRow {
     DecisionRow {
         at: super::NOW,
         decision_id: "d1".into(),
