@@ -1,6 +1,6 @@
 //! Ids that cross module borders. Newtypes, so that an instance is never taken for an epoch.
 
-use std::fmt;
+use std::{fmt, ops::Deref, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,3 +20,57 @@ pub struct ProcessEpoch(pub u64);
 
 /// Microseconds since the Unix epoch, UTC.
 pub type Micros = i64;
+
+/// A name that is copied with each look at the fleet: a copy is a count, not a text.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(Arc<str>);
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<T: Into<Arc<str>>> From<T> for Name {
+    fn from(text: T) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<&Name> for String {
+    fn from(name: &Name) -> String {
+        name.to_string()
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl PartialEq<str> for Name {
+    fn eq(&self, other: &str) -> bool {
+        *self.0 == *other
+    }
+}
+
+impl PartialEq<&str> for Name {
+    fn eq(&self, other: &&str) -> bool {
+        *self.0 == **other
+    }
+}
+
+impl PartialEq<String> for Name {
+    fn eq(&self, other: &String) -> bool {
+        *self.0 == **other
+    }
+}

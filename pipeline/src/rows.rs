@@ -22,7 +22,7 @@ mod funnel;
 mod replay;
 
 pub use funnel::{DiagnosisRow, FunnelRow, FunnelWindowRow};
-pub use replay::{EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow};
+pub use replay::{EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow, ShadowDecisionRow};
 mod mrc;
 
 pub use mrc::MrcRow;
@@ -61,6 +61,15 @@ pub struct CandidateRow {
     pub prefill_seconds: f64,
     pub interference_seconds: f64,
     pub total_seconds: f64,
+    pub fetch_tokens: u32,
+    pub fetch_seconds: f64,
+    pub queue_error_seconds: f64,
+    pub prefill_error_seconds: f64,
+    pub fetch_error_seconds: f64,
+    pub interference_error_seconds: f64,
+    pub error_seconds: f64,
+    pub compared_seconds: f64,
+    pub has_room: Option<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@
 //! | `schema` | topics and their schemas, declared once |
 //! | `ring` | newest rows of one table, in chunks, bounded |
 //! | `live_table` | all tables; a consistent snapshot of them; where older rows come from |
+//! | `nested` | structs in lists that an earlier version wrote |
 //! | `provider` | a table as DataFusion scans it, pruned by time |
 //! | `catalog` | tables of one snapshot under their names, and `column_comments` |
 //! | `sql` | the read-only engine with its limits |
@@ -23,6 +24,7 @@ mod catalog;
 pub mod encode;
 mod guards;
 pub mod live_table;
+mod nested;
 mod provider;
 pub mod ring;
 pub mod schema;

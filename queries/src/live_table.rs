@@ -13,13 +13,15 @@ use std::{
 
 use arc_swap::ArcSwap;
 use arrow::{
-    array::{ArrayRef, Int64Array, RecordBatch, StringArray, new_null_array},
+    array::{ArrayRef, Int64Array, ListArray, RecordBatch, StringArray, new_empty_array, new_null_array},
+    buffer::OffsetBuffer,
     datatypes::{DataType, Field, Schema, SchemaRef},
     error::ArrowError,
 };
 use datafusion::prelude::SessionContext;
 
 use crate::{
+    nested::deepen,
     ring::{Chunk, Ring, TimeRange},
     schema::Topic,
 };
@@ -221,15 +223,16 @@ fn freeze(topic: Topic, ring: &Ring, history: Option<Arc<dyn History>>) -> Table
     }
 }
 
-/// A batch that this or an earlier version wrote, with the topic's schema: columns added since hold NULL where the topic allows
-/// it, else zero or the empty text, which is true of rows that knew nothing of them (see `schema`).
+/// A batch that this or an earlier version wrote, with the topic's schema: columns added since, also to structs in lists, hold NULL
+/// where the topic allows it, else zero, the empty text or no items, which is true of rows that knew nothing of them (see `schema`).
 /// Errors: as for [`conform`], and a column that is missing and has a type without a zero.
 pub fn widen(topic: Topic, batch: RecordBatch) -> Result<RecordBatch, SchemaMismatch> {
     let schema = topic.schema();
+    let mismatch = |detail: String| SchemaMismatch { table: topic.name(), detail };
+    let batch = deepen(&schema, batch).map_err(|error| mismatch(error.to_string()))?;
     if batch.num_columns() >= schema.fields().len() {
         return conform(topic, batch);
     }
-    let mismatch = |detail: String| SchemaMismatch { table: topic.name(), detail };
     let known = |name: &str| schema.fields().iter().any(|field| field.name() == name);
     if let Some(stranger) = batch.schema().fields().iter().find(|field| !known(field.name())) {
         return Err(mismatch(format!("column {:?} is not one of the table's", stranger.name())));
@@ -248,12 +251,16 @@ pub fn widen(topic: Topic, batch: RecordBatch) -> Result<RecordBatch, SchemaMism
     conform(topic, wide.map_err(|error| mismatch(error.to_string()))?)
 }
 
-fn blank(field: &Field, rows: usize) -> Result<ArrayRef, ArrowError> {
+pub(crate) fn blank(field: &Field, rows: usize) -> Result<ArrayRef, ArrowError> {
     if field.is_nullable() {
         return Ok(new_null_array(field.data_type(), rows));
     }
     match field.data_type() {
         DataType::Utf8 => Ok(Arc::new(StringArray::from(vec![""; rows]))),
+        DataType::List(item) => {
+            let nothing = new_empty_array(item.data_type());
+            Ok(Arc::new(ListArray::try_new(item.clone(), OffsetBuffer::new_zeroed(rows), nothing, None)?))
+        }
         number => arrow::compute::cast(&Int64Array::from(vec![0; rows]), number),
     }
 }

@@ -25,6 +25,8 @@ pub enum Topic {
     Requests,
     /// One row per decision, with its inputs and every candidate.
     Decisions,
+    /// One row per decision and shadow policy: what it would have decided (SPEC X1).
+    ShadowDecisions,
     /// One row per engine step.
     EngineSteps,
     /// One row per change of an instance's prefix cache.
@@ -77,9 +79,10 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 25] = [
+    pub const ALL: [Topic; 26] = [
         Topic::Requests,
         Topic::Decisions,
+        Topic::ShadowDecisions,
         Topic::EngineSteps,
         Topic::KvEvents,
         Topic::Instances,
@@ -110,6 +113,7 @@ impl Topic {
         match self {
             Topic::Requests => "requests",
             Topic::Decisions => "decisions",
+            Topic::ShadowDecisions => "shadow_decisions",
             Topic::EngineSteps => "engine_steps",
             Topic::KvEvents => "kv_events",
             Topic::Instances => "instances",
@@ -175,6 +179,7 @@ fn fields(topic: Topic) -> Vec<Field> {
     match topic {
         Topic::Requests => requests(),
         Topic::Decisions => decisions(),
+        Topic::ShadowDecisions => replay::shadow_decisions(),
         Topic::EngineSteps => engine_steps(),
         Topic::KvEvents => kv_events(),
         Topic::Instances => instances(),
@@ -244,7 +249,16 @@ fn candidate() -> Fields {
         number("queue_seconds", DataType::Float64, "s", "predicted time until its queue is drained"),
         number("prefill_seconds", DataType::Float64, "s", "predicted time to compute the uncached prompt"),
         number("interference_seconds", DataType::Float64, "s", "predicted slowing of what runs there"),
-        number("total_seconds", DataType::Float64, "s", "sum, by which candidates are compared"),
+        number("total_seconds", DataType::Float64, "s", "sum of the terms"),
+        number("fetch_tokens", DataType::UInt32, "tokens", "of hit_tokens, those held below L1"),
+        number("fetch_seconds", DataType::Float64, "s", "predicted time to bring these to L1"),
+        number("queue_error_seconds", DataType::Float64, "s", "uncertainty of queue_seconds: one standard deviation"),
+        number("prefill_error_seconds", DataType::Float64, "s", "uncertainty of prefill_seconds"),
+        number("fetch_error_seconds", DataType::Float64, "s", "uncertainty of fetch_seconds"),
+        number("interference_error_seconds", DataType::Float64, "s", "uncertainty of interference_seconds"),
+        number("error_seconds", DataType::Float64, "s", "uncertainty of total_seconds"),
+        number("compared_seconds", DataType::Float64, "s", "total_seconds + policy.route.error_weight × error_seconds"),
+        optional(number("has_room", DataType::Boolean, "", "its lease had room for the request")),
     ])
 }
 

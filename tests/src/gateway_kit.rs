@@ -26,7 +26,7 @@ use pipeline::{
         routes, with_fallbacks,
     },
     ids::{InstanceId, Micros, ProcessEpoch},
-    policy::{ClusterView, DEFAULT_VARIANT, EngineView, InstanceView, PrefixHits, PrefixReading, ViewMode},
+    policy::{ClusterView, DEFAULT_VARIANT, EngineView, FetchTimes, InstanceView, PrefixHits, PrefixReading, ViewMode},
     rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow},
 };
 use serde_json::Value;
@@ -104,10 +104,12 @@ impl ViewSource for TestViews {
             is_ready: entry.state == InstanceState::Ready,
             leased_tokens: entry.leases.tokens(),
             leased_requests: entry.leases.requests(),
+            fetch: entry.fetch,
             engine: *self.engine.lock().unwrap(),
         };
         let instances = self.directory.load().iter().map(view).collect();
-        ClusterView { mode: *self.mode.lock().unwrap(), as_of: Some(now), instances }
+        let least_loaded = self.directory.least_loaded();
+        ClusterView { mode: *self.mode.lock().unwrap(), as_of: Some(now), instances, least_loaded }
     }
 
     fn prefix_hits(&self, prompts: &[Vec<u64>], _block_size: usize) -> PrefixReading {
@@ -191,6 +193,7 @@ impl Kit {
             state,
             client: speaker.map(|speaker| speaker as Arc<dyn InstanceClient>),
             leases: self.leases.get(id as usize).cloned().unwrap_or_default(),
+            fetch: FetchTimes::default(),
         });
     }
 

@@ -9,7 +9,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use operators::InstanceState as EngineState;
 
 use crate::{
     bus::{Bus, Origin},
@@ -19,7 +18,7 @@ use crate::{
         instances::{InstanceDirectory, InstanceEntry, InstanceState},
     },
     ids::{InstanceId, Micros},
-    policy::{ClusterView, InstanceView, PrefixReading},
+    policy::{ClusterView, EngineView, InstanceView, PrefixReading},
     rows::{DecisionRow, FaultRow, InstanceRow, PolicyInputRow, RequestRow, Row, SettingsRow},
     worker::{
         flight_server::{RemoteBatch, RemoteRefused, RemoteSink},
@@ -103,10 +102,14 @@ impl ViewSource for Views {
         let entries = self.directory.load();
         let state = self.flow.as_ref().map(|flow| flow.load());
         let mode = view_mode(state.as_deref(), now, self.stale_after_us);
-        let figures =
-            |entry: &InstanceEntry| state.as_ref().and_then(|state| state.instances.get(&entry.id.0).copied());
+        // Figures of an earlier incarnation say nothing of this one.
+        let figures = |entry: &InstanceEntry| {
+            let (state, found) = state.as_ref().and_then(|state| Some((state, state.instances.get(&entry.id.0)?)))?;
+            (found.step.epoch == entry.epoch.0).then(|| engine_view(state, *found))
+        };
         let instances = entries.iter().map(|entry| instance_view(entry, figures(entry))).collect();
-        ClusterView { mode, as_of: state.and_then(|state| state.as_of), instances }
+        let least_loaded = self.directory.least_loaded();
+        ClusterView { mode, as_of: state.and_then(|state| state.as_of), instances, least_loaded }
     }
 
     fn prefix_hits(&self, prompts: &[Vec<u64>], block_size: usize) -> PrefixReading {
@@ -117,7 +120,7 @@ impl ViewSource for Views {
     }
 }
 
-fn instance_view(entry: &InstanceEntry, figures: Option<EngineState>) -> InstanceView {
+fn instance_view(entry: &InstanceEntry, engine: Option<EngineView>) -> InstanceView {
     InstanceView {
         instance: entry.id,
         epoch: entry.epoch,
@@ -126,7 +129,7 @@ fn instance_view(entry: &InstanceEntry, figures: Option<EngineState>) -> Instanc
         is_ready: entry.state == InstanceState::Ready,
         leased_tokens: entry.leases.tokens(),
         leased_requests: entry.leases.requests(),
-        // Figures of an earlier incarnation say nothing of this one.
-        engine: figures.filter(|state| state.step.epoch == entry.epoch.0).map(engine_view),
+        fetch: entry.fetch,
+        engine,
     }
 }

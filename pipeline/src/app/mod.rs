@@ -8,6 +8,8 @@
 //! | `text` | tokenizer and chat template of the model served |
 //! | `http` | connections: limits, slow clients, graceful end |
 //! | `sql_routes`, `snapshot_routes` | `POST /sql`, `/snapshots` |
+//! | `explain` | `GET /v1/requests/{id}/explain`: why a request went as it did |
+//! | `shadow` | policies on the live stream that decide and do not act |
 //! | `live`, `page` | the stream behind the page, and the page |
 //! | `plant_metrics` | metrics of bus, log and dataflow |
 //! | `view_reports` | refused rows and what the cache index says of itself, as rows |
@@ -25,6 +27,7 @@ pub mod bench;
 mod calibrate;
 pub mod cli;
 mod driver;
+pub mod explain;
 pub mod glue;
 pub mod http;
 pub mod live;
@@ -33,6 +36,7 @@ mod plant_metrics;
 mod quality;
 pub mod remote;
 pub mod serve;
+pub mod shadow;
 pub mod snapshot_routes;
 pub mod sql_routes;
 mod table_file;

@@ -2,7 +2,7 @@
 //!
 //! Cost: one pass over counters per scrape. Cardinality: topics are names in the source.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use prometheus_client::{
     collector::Collector,
@@ -13,7 +13,10 @@ use prometheus_client::{
 
 use operators::{CacheAudit, CacheTrust};
 
-use super::glue::{Views, WallClock};
+use super::{
+    glue::{Views, WallClock},
+    shadow::ShadowCounters,
+};
 use crate::{
     bus::{Bus, LogState},
     gateway::{deps::Clock, metrics::Metrics},
@@ -33,6 +36,31 @@ impl std::fmt::Debug for Plant {
 /// Adds the collector.
 pub fn register(metrics: &Metrics, bus: Bus, views: Arc<Views>) {
     metrics.register(|registry| registry.register_collector(Box::new(Plant { bus, views })));
+}
+
+#[derive(Debug)]
+struct ShadowPlant(Arc<ShadowCounters>);
+
+/// Adds the counters of shadow policies.
+pub fn register_shadow(metrics: &Metrics, counters: Arc<ShadowCounters>) {
+    metrics.register(|registry| registry.register_collector(Box::new(ShadowPlant(counters))));
+}
+
+impl Collector for ShadowPlant {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        for (name, help, count) in [
+            ("shadow_decisions", "Decisions shown to shadow policies", &self.0.shown),
+            (
+                "shadow_decisions_dropped",
+                "Decisions not shown to shadow policies, or without room for the answer",
+                &self.0.dropped,
+            ),
+        ] {
+            let counter = ConstCounter::new(count.load(Ordering::Relaxed));
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        Ok(())
+    }
 }
 
 impl Collector for Plant {

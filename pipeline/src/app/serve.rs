@@ -19,8 +19,10 @@ use tokio_util::sync::CancellationToken;
 use tower_http::cors::{self, AllowOrigin, CorsLayer};
 
 use super::{
+    explain::{self, ExplainDoor},
     glue::{BusSink, Views, WallClock},
     http, live, page,
+    shadow::{self, Outlet, ShadowSink, Told},
     snapshot_routes::{self, SnapshotDoor},
     sql_routes::{self, SqlDoor},
     text::ModelText,
@@ -180,7 +182,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         text: recorded.text(),
     };
     BusSink(plant.bus.clone()).settings(row).await;
-    let (deps, metrics) = gateway_deps(config, &models, plant, runtimes);
+    let (deps, metrics) = gateway_deps(config, (&models, &recorded), plant, runtimes)?;
     let gateway = Gateway::new(deps);
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
     let tasks = [
@@ -229,23 +231,44 @@ fn supervise(
 
 fn gateway_deps(
     config: &Arc<Config>,
-    models: &[Loaded],
+    (models, recorded): (&[Loaded], &Recorded),
     plant: &Plant,
     runtimes: &Runtimes,
-) -> (deps::Deps, Arc<Metrics>) {
+) -> anyhow::Result<(deps::Deps, Arc<Metrics>)> {
     let metrics = Arc::new(Metrics::default());
     let texts = models.iter().map(|loaded| loaded.text.clone() as Arc<dyn deps::TextModel>).collect();
     let deps = deps::Deps {
         config: config.clone(),
         directory: plant.directory.clone(),
         views: plant.views.clone(),
-        events: Arc::new(BusSink(plant.bus.clone())),
+        events: events(config, recorded, (&plant.bus, &metrics))?,
         models: Arc::new(Registry::new(config, texts)),
         clock: Arc::new(WallClock),
         metrics: metrics.clone(),
         text_runtime: runtimes.text_jobs.handle().clone(),
     };
-    (deps, metrics)
+    Ok((deps, metrics))
+}
+
+/// Where the gateway's rows go: to the bus, and past the shadow policies if there are any.
+fn events(
+    config: &Config,
+    acting: &Recorded,
+    (bus, metrics): (&Bus, &Metrics),
+) -> anyhow::Result<Arc<dyn deps::EventSink>> {
+    let sink: Arc<dyn deps::EventSink> = Arc::new(BusSink(bus.clone()));
+    let shadows = shadow::configured(config, acting)?;
+    if shadows.is_empty() {
+        return Ok(sink);
+    }
+    let bus = bus.clone();
+    let outlet: Outlet = Box::new(move |told| match told {
+        Told::Decision(row) => bus.try_publish(*row).is_ok(),
+        Told::Fault(row) => bus.try_publish(row).is_ok(),
+    });
+    let sink = ShadowSink::start(sink, shadows, (config.shadow.queue_max, outlet))?;
+    super::plant_metrics::register_shadow(metrics, sink.counters());
+    Ok(Arc::new(sink))
 }
 
 fn router(
@@ -262,7 +285,13 @@ fn router(
         statement_bytes_max: config.sql.statement_bytes_max.as_u64() as usize,
         concurrent_max: config.sql.concurrent_max,
     };
-    let engine = SqlEngine::new(limits, plant.tables.clone(), runtimes.sql.handle().clone());
+    let engine = Arc::new(SqlEngine::new(limits, plant.tables.clone(), runtimes.sql.handle().clone()));
+    let explain = ExplainDoor {
+        engine: engine.clone(),
+        bus: plant.bus.clone(),
+        keys: keys(),
+        life_max: config.server.request_timeout + config.policy.queue.wait_max,
+    };
     let snapshots = SnapshotDoor {
         tables: plant.tables.clone(),
         bus: plant.bus.clone(),
@@ -273,6 +302,7 @@ fn router(
     };
     let rest = Router::new()
         .merge(sql_routes::routes(Arc::new(SqlDoor { engine, keys: keys() })))
+        .merge(explain::routes(Arc::new(explain)))
         .merge(snapshot_routes::routes(Arc::new(snapshots)))
         .merge(live::routes(Arc::new(live::LiveDoor { keys: keys(), events })))
         .merge(page::routes())

@@ -21,7 +21,7 @@ use crate::gateway::auth::Keys;
 
 /// What the route needs.
 pub struct SqlDoor {
-    pub engine: SqlEngine,
+    pub engine: Arc<SqlEngine>,
     pub keys: Keys,
 }
 
@@ -72,7 +72,7 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
     }
 }
 
-fn sql_error(error: &SqlError) -> Response {
+pub(super) fn sql_error(error: &SqlError) -> Response {
     let status = match error {
         SqlError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
         SqlError::TimedOut { .. } => StatusCode::REQUEST_TIMEOUT,

@@ -10,7 +10,7 @@ use figment::{
     providers::{Env, Format, Serialized, Toml},
 };
 
-use super::{Config, models, validate, variants};
+use super::{Config, models, shadow, validate, variants};
 
 pub(super) const DEFAULTS: &str = include_str!("../default.toml");
 
@@ -73,6 +73,7 @@ pub fn load(file: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigE
     validate::validate(&config)?;
     let declared = models::variant_names(&config);
     config.policy.variants.resolve(declared);
+    shadow::validate(&config)?;
     Ok(config)
 }
 
@@ -120,7 +121,7 @@ pub(super) fn refuse_unknown_keys(text: &str, path: &Path) -> Result<(), ConfigE
 
 /// Lists of tables hold their own fields, which serde checks; tenants have any name.
 fn is_free_form(key: &str) -> bool {
-    let lists = ["server.keys", "model.variants", "models", "policy.variants.by_tenant."];
+    let lists = ["server.keys", "model.variants", "models", "shadow.policies", "policy.variants.by_tenant."];
     lists.iter().any(|list| key.starts_with(list))
 }
 

@@ -6,6 +6,7 @@
 mod load;
 mod models;
 mod recorded;
+mod shadow;
 mod validate;
 mod variants;
 
@@ -18,6 +19,7 @@ pub(crate) use load::did_you_mean;
 pub use load::{ConfigError, Overrides, home_dir, load};
 pub use models::{MODELS_MAX, ModelGroup, parse_model};
 pub use recorded::{Recorded, Served};
+pub use shadow::{Shadow, ShadowPolicy};
 pub(crate) use validate::require;
 pub use variants::{KvFormat, Variant, Weights, parse_variant};
 
@@ -33,6 +35,7 @@ pub struct Config {
     pub log: Log,
     pub dataflow: Dataflow,
     pub policy: Policy,
+    pub shadow: Shadow,
     pub sql: Sql,
 }
 

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use figment::{
     Figment,
-    providers::{Format, Toml},
+    providers::{Format, Serialized, Toml},
 };
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -91,6 +91,17 @@ impl Recorded {
             return Err(ConfigError::Value(format!("{origin}: [{section}]: expected [policy.…] sections alone")));
         }
         let other = Recorded::extract(recorded_over_defaults(text).merge(Toml::string(&changes)))?;
+        crate::policy::validate(&other.policy)?;
+        Ok(other)
+    }
+
+    /// The same with some settings of the policy changed, by section.
+    ///
+    /// # Errors
+    /// A key is not one of a policy, or a value will not do.
+    pub fn with_changes(&self, changes: &serde_json::Map<String, serde_json::Value>) -> Result<Recorded, ConfigError> {
+        let changes = Serialized::defaults(serde_json::json!({ "policy": changes }));
+        let other = Recorded::extract(Figment::from(Toml::string(&self.text())).merge(changes))?;
         crate::policy::validate(&other.policy)?;
         Ok(other)
     }

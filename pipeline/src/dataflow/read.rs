@@ -3,12 +3,12 @@
 //! The gateway and the replay (SPEC X2) read views through here, so they see the same of the same state. Pure; cost: that of
 //! the look-ups. No state.
 
-use operators::{CacheTrust, InstanceState as EngineState};
+use operators::{CacheTrust, InstanceState as EngineState, PredictionError, PrefixMatch};
 
 use super::views::{FlowViews, ViewState};
 use crate::{
     ids::{InstanceId, Micros},
-    policy::{EngineView, PrefixReading, ViewMode},
+    policy::{EngineView, KV_LEVELS, LevelTokens, PrefixHit, PrefixHits, PrefixReading, ViewMode},
 };
 
 /// How far a state can be trusted at `now`; `None`: the dataflow is off.
@@ -28,23 +28,37 @@ pub fn view_mode(state: Option<&ViewState>, now: Micros, stale_after_us: i64) ->
 /// One look at the cache index for all prompts of a request.
 pub fn read_prefixes(flow: &FlowViews, prompts: &[Vec<u64>], block_size: usize) -> PrefixReading {
     let (mut reading, as_of) = flow.read_prefixes(|index| {
-        let mut reading = PrefixReading::default();
+        let (mut reading, mut hits) = (PrefixReading::default(), Vec::new());
         for hashes in prompts {
-            let found = index.longest_prefix(hashes);
-            reading.blocks.push(found.iter().map(|(_, blocks)| *blocks as usize).max().unwrap_or(0));
-            for (instance, blocks) in found {
-                reading.hits.add(InstanceId(instance), blocks.saturating_mul(block_size as u32));
-            }
+            let found = index.prefix_matches(hashes);
+            reading.blocks.push(found.iter().map(|held| held.blocks as usize).max().unwrap_or(0));
+            hits.extend(found.iter().map(|held| prefix_hit(held, block_size as u32)));
         }
+        reading.hits = PrefixHits::new(hits);
         reading
     });
     reading.as_of = as_of;
     reading
 }
 
-/// What policies see of an instance's figures.
-pub fn engine_view(state: EngineState) -> EngineView {
+/// The blocks of a match as tokens. Levels that policies do not tell apart are farther than all they know.
+fn prefix_hit(held: &PrefixMatch, block_size: u32) -> PrefixHit {
+    let mut tokens = [0u32; KV_LEVELS];
+    for (level, blocks) in held.by_level.iter().enumerate() {
+        let place = &mut tokens[level.min(KV_LEVELS - 1)];
+        *place = place.saturating_add(blocks.saturating_mul(block_size));
+    }
+    PrefixHit { instance: InstanceId(held.instance), tokens: LevelTokens(tokens) }
+}
+
+/// One standard deviation in units of the mean absolute error, of a normal distribution.
+const DEVIATIONS: f64 = 1.253_314_137_315_5;
+
+/// What policies see of an instance's figures; `views` are those it is from.
+pub fn engine_view(views: &ViewState, state: EngineState) -> EngineView {
     let step = state.step;
+    let errors = views.service_times.get(&step.shape);
+    let deviation = |error: &PredictionError| (error.samples > 0).then_some(error.mape * DEVIATIONS);
     EngineView {
         reported_at: step.at_us,
         running: step.running,
@@ -55,5 +69,7 @@ pub fn engine_view(state: EngineState) -> EngineView {
         blocks_total: step.blocks_total,
         prefill_tokens_per_second: state.prefill_tokens_per_s.map(|rate| rate as f64),
         decode_step_seconds: state.fit.map(|fit| fit.predict_ns(step.running.max(1).into(), 0) as f64 / 1e9),
+        prefill_error: errors.and_then(|row| deviation(&row.prefill_error)),
+        decode_error: errors.and_then(|row| deviation(&row.decode_error)),
     }
 }

@@ -102,9 +102,18 @@ fn candidate_row(cost: &CandidateCost) -> CandidateRow {
     CandidateRow {
         instance: cost.instance.0,
         hit_tokens: cost.hit_tokens,
-        queue_seconds: cost.queue_seconds,
-        prefill_seconds: cost.prefill_seconds,
-        interference_seconds: cost.interference_seconds,
+        queue_seconds: cost.queue.seconds,
+        prefill_seconds: cost.prefill.seconds,
+        interference_seconds: cost.interference.seconds,
         total_seconds: cost.total_seconds,
+        fetch_tokens: cost.fetch_tokens,
+        fetch_seconds: cost.fetch.seconds,
+        queue_error_seconds: cost.queue.error,
+        prefill_error_seconds: cost.prefill.error,
+        fetch_error_seconds: cost.fetch.error,
+        interference_error_seconds: cost.interference.error,
+        error_seconds: cost.error_seconds,
+        compared_seconds: cost.compared_seconds,
+        has_room: Some(cost.has_room),
     }
 }

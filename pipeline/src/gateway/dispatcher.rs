@@ -96,7 +96,7 @@ pub struct NoPlace {
 /// What policy saw and said of throttling when a request arrived.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pressure {
-    pub view: ClusterView,
+    pub view: Arc<ClusterView>,
     pub before: ThrottleState,
     pub throttle: ThrottleState,
     pub saturation: Option<f64>,
@@ -146,7 +146,7 @@ impl Dispatcher {
     /// Reads the model's part of the views and moves its throttle by at most one step; a change is an event.
     pub async fn pressure(&self, model: &Model, now: Micros) -> Pressure {
         let group = self.group(model);
-        let view = self.deps.views.cluster(now).of_model(model.name());
+        let view = Arc::new(self.deps.views.cluster(now).of_model(model.name()));
         let (before, level, after) = {
             let mut state = group.throttle();
             let before = *state;

@@ -42,6 +42,8 @@ pub enum ApiError {
     Method { method: String, path: String },
     #[error("Unknown request URL: {method} {path}. Please check the URL for typos.")]
     UnknownUrl { method: String, path: String },
+    #[error("There is no request `{0}`, or none of yours.")]
+    UnknownRequest(String),
     #[error("{message}")]
     Overloaded { reason: RejectReason, retry_after: Duration, message: String },
     #[error("The engine refused the request: {0}")]
@@ -92,6 +94,7 @@ impl ApiError {
             }
             ApiError::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, INVALID, None, "method_not_allowed"),
             ApiError::UnknownUrl { .. } => (StatusCode::NOT_FOUND, INVALID, None, "unknown_url"),
+            ApiError::UnknownRequest(_) => (StatusCode::NOT_FOUND, INVALID, None, "request_not_found"),
             ApiError::Overloaded { reason, .. } => match reason {
                 RejectReason::Throttled | RejectReason::QueueFull => {
                     (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", None, reason.name())

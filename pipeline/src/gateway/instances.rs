@@ -6,7 +6,7 @@
 use std::{
     pin::Pin,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -22,7 +22,11 @@ use futures::Stream;
 use operators::ReplayWant;
 use tokio::sync::Notify;
 
-use crate::ids::{InstanceId, Micros, ProcessEpoch};
+use super::load_order::LoadOrder;
+use crate::{
+    ids::{InstanceId, Micros, Name, ProcessEpoch},
+    policy::FetchTimes,
+};
 
 /// One sequence for one instance.
 #[derive(Debug, Clone, PartialEq)]
@@ -134,13 +138,15 @@ pub struct InstanceEntry {
     pub id: InstanceId,
     pub name: String,
     pub epoch: ProcessEpoch,
-    pub model: String,
+    pub model: Name,
     /// Precision of the model it serves (SPEC D1).
-    pub variant: String,
+    pub variant: Name,
     pub state: InstanceState,
     /// `None` while there is nothing to talk to.
     pub client: Option<Arc<dyn InstanceClient>>,
     pub leases: Arc<Leases>,
+    /// What bringing KV back costs there, as its worker measured.
+    pub fetch: FetchTimes,
 }
 
 /// Tokens and requests in flight on one incarnation.
@@ -148,8 +154,31 @@ pub struct InstanceEntry {
 pub struct Leases {
     tokens: AtomicU64,
     requests: AtomicU32,
-    /// Rung when a lease comes back; set by the directory the entry is put into.
-    freed: OnceLock<Arc<Notify>>,
+    /// Set by the directory the entry is put into.
+    home: OnceLock<Home>,
+}
+
+/// Who is told of leases.
+#[derive(Clone)]
+struct Home {
+    instance: InstanceId,
+    /// Rung when a lease comes back.
+    freed: Arc<Notify>,
+    order: Weak<LoadOrder>,
+}
+
+impl Home {
+    fn moved(&self, leases: &Leases) {
+        if let Some(order) = self.order.upgrade() {
+            order.moved(self.instance, leases);
+        }
+    }
+}
+
+impl std::fmt::Debug for Home {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Home({})", self.instance)
+    }
 }
 
 impl Leases {
@@ -169,6 +198,9 @@ impl Leases {
         });
         taken.ok()?;
         self.requests.fetch_add(1, Ordering::AcqRel);
+        if let Some(home) = self.home.get() {
+            home.moved(self);
+        }
         Some(Lease { leases: self.clone(), tokens })
     }
 }
@@ -184,8 +216,9 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.leases.tokens.fetch_sub(self.tokens, Ordering::AcqRel);
         self.leases.requests.fetch_sub(1, Ordering::AcqRel);
-        if let Some(freed) = self.leases.freed.get() {
-            freed.notify_one();
+        if let Some(home) = self.leases.home.get() {
+            home.moved(&self.leases);
+            home.freed.notify_one();
         }
     }
 }
@@ -195,6 +228,7 @@ impl Drop for Lease {
 pub struct InstanceDirectory {
     entries: ArcSwap<Vec<Arc<InstanceEntry>>>,
     changed: Arc<Notify>,
+    order: Arc<LoadOrder>,
 }
 
 impl InstanceDirectory {
@@ -204,6 +238,11 @@ impl InstanceDirectory {
 
     pub fn get(&self, id: InstanceId) -> Option<Arc<InstanceEntry>> {
         self.entries.load().iter().find(|entry| entry.id == id).cloned()
+    }
+
+    /// Of each model and variant, the ready instances with the fewest leased tokens; see [`LoadOrder::least`].
+    pub fn least_loaded(&self) -> Vec<InstanceId> {
+        self.order.least()
     }
 
     /// Resolves when room may have come: a lease came back or an entry changed. Wakes one waiter; a waiter that is dropped
@@ -220,8 +259,9 @@ impl InstanceDirectory {
     /// Puts the entry in the place of the one with the same id. An entry of an older epoch is ignored.
     pub fn put(&self, entry: InstanceEntry) {
         let entry = Arc::new(entry);
-        // Already set when an entry is put again with the same leases; the bell is the same.
-        let _ = entry.leases.freed.set(self.changed.clone());
+        let home = Home { instance: entry.id, freed: self.changed.clone(), order: Arc::downgrade(&self.order) };
+        // Already set when an entry is put again with the same leases; the home is the same.
+        let _ = entry.leases.home.set(home);
         self.entries.rcu(|current| {
             let mut next: Vec<Arc<InstanceEntry>> = current.as_ref().clone();
             match next.iter_mut().find(|old| old.id == entry.id) {
@@ -232,6 +272,9 @@ impl InstanceDirectory {
             next.sort_by_key(|e| e.id);
             next
         });
+        if let Some(current) = self.get(entry.id) {
+            self.order.entered(&current);
+        }
         self.ring();
     }
 }

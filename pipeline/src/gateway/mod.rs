@@ -13,7 +13,7 @@
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `registry`, `group` | the models by name; what the requests of one share |
 //! | `queue_place` | a place in a queue, held by who waits |
-//! | `instances` | instances, their clients and leases |
+//! | `instances`, `load_order` | instances, their clients and leases; who has the fewest |
 //! | `recorder` | one account a request: rows, metrics and log lines |
 //! | `session` | which conversation a request belongs to |
 //! | `decision`, `reading` | a decision as a row; what policies read for it as another |
@@ -36,6 +36,7 @@ pub mod group;
 pub mod inference;
 pub mod instances;
 pub mod json_body;
+pub mod load_order;
 pub mod metrics;
 mod models;
 mod output;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        ClusterView, EngineView, InstanceView, PrefixHits, PrefixReading, QueueLoad, ThrottleState, ThrottleStep, Tier,
-        ViewMode,
+        ClusterView, EngineView, FetchTimes, InstanceView, LevelTokens, PrefixHit, PrefixHits, PrefixReading,
+        QueueLoad, ThrottleState, ThrottleStep, Tier, ViewMode,
     },
     rows::{HitRow, InstanceInputRow, PolicyInputRow},
 };
@@ -92,7 +92,7 @@ impl PlaceReading {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArrivalReading {
     pub now: Micros,
-    pub view: ClusterView,
+    pub view: Arc<ClusterView>,
     pub throttle: ThrottleState,
     pub prefixes: PrefixReading,
     pub hashes: Arc<Vec<Vec<u64>>>,
@@ -130,7 +130,7 @@ impl ArrivalReading {
     pub fn from_row(row: &PolicyInputRow) -> Option<ArrivalReading> {
         Some(ArrivalReading {
             now: row.at,
-            view: view_of(row)?,
+            view: Arc::new(view_of(row)?),
             throttle: throttle_of(row)?,
             prefixes: prefixes_of(row),
             hashes: Arc::new(row.block_hashes.clone()),
@@ -194,7 +194,8 @@ fn looked(
         view_mode: view.mode.name().into(),
         view_as_of: view.as_of,
         instances: view.instances.iter().map(instance_row).collect(),
-        hits: prefixes.hits.0.iter().map(|(id, tokens)| HitRow { instance: id.0, tokens: *tokens }).collect(),
+        least_loaded: view.least_loaded.iter().map(|id| id.0).collect(),
+        hits: prefixes.hits.iter().map(hit_row).collect(),
         hits_as_of: prefixes.as_of.filter(|_| is_whole),
         block_hashes,
         ..PolicyInputRow::default()
@@ -202,12 +203,12 @@ fn looked(
 }
 
 fn instance_row(view: &InstanceView) -> InstanceInputRow {
-    let engine = view.engine.as_ref();
+    let (engine, FetchTimes([_, l2, l25, l3])) = (view.engine.as_ref(), view.fetch);
     InstanceInputRow {
         instance: view.instance.0,
         epoch: view.epoch.0,
-        model: view.model.clone(),
-        variant: view.variant.clone(),
+        model: String::from(&view.model),
+        variant: String::from(&view.variant),
         is_ready: view.is_ready,
         leased_tokens: view.leased_tokens,
         leased_requests: view.leased_requests,
@@ -220,6 +221,11 @@ fn instance_row(view: &InstanceView) -> InstanceInputRow {
         blocks_total: engine.map(|engine| engine.blocks_total),
         prefill_tokens_per_second: engine.and_then(|engine| engine.prefill_tokens_per_second),
         decode_step_seconds: engine.and_then(|engine| engine.decode_step_seconds),
+        prefill_error: engine.and_then(|engine| engine.prefill_error),
+        decode_error: engine.and_then(|engine| engine.decode_error),
+        l2_fetch_seconds_per_token: l2,
+        l25_fetch_seconds_per_token: l25,
+        l3_fetch_seconds_per_token: l3,
     }
 }
 
@@ -229,6 +235,7 @@ pub fn view_of(row: &PolicyInputRow) -> Option<ClusterView> {
         mode: ViewMode::from_name(&row.view_mode)?,
         as_of: row.view_as_of,
         instances: row.instances.iter().map(instance_of).collect(),
+        least_loaded: row.least_loaded.iter().map(|id| InstanceId(*id)).collect(),
     })
 }
 
@@ -244,24 +251,44 @@ fn instance_of(row: &InstanceInputRow) -> InstanceView {
             blocks_total: row.blocks_total?,
             prefill_tokens_per_second: row.prefill_tokens_per_second,
             decode_step_seconds: row.decode_step_seconds,
+            prefill_error: row.prefill_error,
+            decode_error: row.decode_error,
         })
     };
     InstanceView {
         instance: InstanceId(row.instance),
         epoch: ProcessEpoch(row.epoch),
-        model: row.model.clone(),
-        variant: row.variant.clone(),
+        model: row.model.as_str().into(),
+        variant: row.variant.as_str().into(),
         is_ready: row.is_ready,
         leased_tokens: row.leased_tokens,
         leased_requests: row.leased_requests,
+        fetch: FetchTimes([
+            None,
+            row.l2_fetch_seconds_per_token,
+            row.l25_fetch_seconds_per_token,
+            row.l3_fetch_seconds_per_token,
+        ]),
         engine: engine(),
     }
 }
 
-fn prefixes_of(row: &PolicyInputRow) -> PrefixReading {
-    let hits = row.hits.iter().map(|hit| (InstanceId(hit.instance), hit.tokens)).collect();
+fn hit_row(hit: &PrefixHit) -> HitRow {
+    let LevelTokens([_, l2_tokens, l25_tokens, l3_tokens]) = hit.tokens;
+    HitRow { instance: hit.instance.0, tokens: hit.tokens.total(), l2_tokens, l25_tokens, l3_tokens }
+}
+
+fn hit_of(row: &HitRow) -> PrefixHit {
+    let below = LevelTokens([0, row.l2_tokens, row.l25_tokens, row.l3_tokens]);
+    let mut tokens = below;
+    tokens.0[0] = row.tokens.saturating_sub(below.total());
+    PrefixHit { instance: InstanceId(row.instance), tokens }
+}
+
+/// The look at the cache index of a row.
+pub fn prefixes_of(row: &PolicyInputRow) -> PrefixReading {
     let blocks = row.block_hashes.iter().map(|hashes| hashes.len().saturating_sub(1)).collect();
-    PrefixReading { hits: PrefixHits(hits), as_of: row.hits_as_of, blocks }
+    PrefixReading { hits: PrefixHits::new(row.hits.iter().map(hit_of).collect()), as_of: row.hits_as_of, blocks }
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ fn view() -> ClusterView {
         blocks_total: 6,
         prefill_tokens_per_second: Some(0.1 + 0.2),
         decode_step_seconds: None,
+        prefill_error: Some(0.25),
+        decode_error: None,
     };
     let instance = |id: u32, engine| InstanceView {
         instance: InstanceId(id),
@@ -22,17 +24,20 @@ fn view() -> ClusterView {
         is_ready: id == 0,
         leased_tokens: u64::MAX,
         leased_requests: 7,
+        fetch: FetchTimes([None, Some(1e-6), None, Some(0.1 + 0.2)]),
         engine,
     };
     ClusterView {
         mode: ViewMode::Degraded,
         as_of: Some(100),
         instances: vec![instance(0, Some(engine)), instance(1, None)],
+        least_loaded: vec![InstanceId(1), InstanceId(0)],
     }
 }
 
 fn prefixes() -> PrefixReading {
-    let hits = PrefixHits(vec![(InstanceId(0), 32), (InstanceId(5), 16)]);
+    let hit = |id, tokens| PrefixHit { instance: InstanceId(id), tokens: LevelTokens(tokens) };
+    let hits = PrefixHits::new(vec![hit(0, [16, 4, 8, 4]), hit(5, [0, 16, 0, 0])]);
     PrefixReading { hits, as_of: Some(200), blocks: vec![2, 0] }
 }
 
@@ -44,7 +49,7 @@ fn there_and_back() {
     let kept = Arc::new(vec![vec![1, 2, 3], vec![5]]);
     let arrival = ArrivalReading {
         now: 1,
-        view: view(),
+        view: Arc::new(view()),
         throttle: ThrottleState { step: ThrottleStep::Shrink, since: i64::MIN / 2 },
         prefixes: prefixes(),
         hashes: hashes.clone(),

@@ -11,7 +11,7 @@ use crate::{
     policy::{
         Admission, AdmitRequest, AdmitState, CandidateCost, Classified, ClassifyRequest, ClusterView, Placement,
         PrefixHits, QueueLoad, RequestClass, RouteRejection, RouteRequest, ThrottleState, Tier, admit, choose_variant,
-        classify, hits_of, next_step, route, saturation,
+        classify, is_one_of, longest_of, next_step, route, saturation,
     },
 };
 
@@ -78,7 +78,7 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
     let (view, orders) = (arrival.view, &policy.variants);
     let hits = view.mode.is_usable().then_some(arrival.hits);
     // The tier decides about the variant: until it is known, a hit on any that may come counts.
-    let hit = hits.map(|hits| hits_of(view, hits, &orders.possible_for(arrival.tenant)).longest());
+    let hit = hits.map(|hits| longest_of(view, hits, &orders.possible_for(arrival.tenant)));
     let asked = ClassifyRequest {
         prompt_tokens: arrival.prompt_tokens,
         predicted_hit_tokens: hit,
@@ -88,7 +88,7 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
     let classified = classify(&asked, &policy.tiers);
     let variants = orders.order_for(RequestClass { tenant: arrival.tenant, tier: classified.tier }).to_vec();
     let chosen = choose_variant(view, arrival.model, &variants, &[]).map(|chosen| chosen.variant.to_string());
-    let predicted_hit_tokens = hits.zip(chosen).map(|(hits, chosen)| hits_of(view, hits, &[chosen]).longest());
+    let predicted_hit_tokens = hits.zip(chosen).map(|(hits, chosen)| longest_of(view, hits, &[chosen]));
     let request = RouteRequest {
         model: arrival.model,
         variants: &variants,
@@ -102,7 +102,7 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
     };
     let preview = route(view, &request, &policy.route);
     let is_serving = |instance: &&crate::policy::InstanceView| {
-        instance.is_ready && instance.model == arrival.model && variants.contains(&instance.variant)
+        instance.is_ready && instance.model == arrival.model && is_one_of(&variants, &instance.variant)
     };
     let state = AdmitState {
         step: arrival.throttle.step,

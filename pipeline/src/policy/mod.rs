@@ -3,18 +3,19 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `view` | what policies may look at |
+//! | `view`, `hits` | what policies may look at: the fleet, and who holds what of a prompt |
 //! | `classify` | tier of a request (SPEC A1) |
 //! | `throttle` | stepped throttling (SPEC A2) |
 //! | `admit` | admit, queue or reject |
 //! | `decide` | all that is asked of policies when a request arrives, in one call |
 //! | `queue` | weighted order of what waits (SPEC A3) |
 //! | `variant` | which precision of the model serves (SPEC D1) |
-//! | `route` | the instance with the least predicted seconds (SPEC C4), and the safe policy |
+//! | `route` | the instance with the least predicted seconds (SPEC C4), the baselines, and the safe policy |
 
 mod admit;
 mod classify;
 mod decide;
+mod hits;
 mod queue;
 mod route;
 mod throttle;
@@ -24,6 +25,7 @@ mod view;
 pub use admit::*;
 pub use classify::*;
 pub use decide::*;
+pub use hits::*;
 pub use queue::*;
 pub use route::*;
 pub use throttle::*;

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::ProcessEpoch,
-    policy::{EngineView, test_policy},
+    policy::{EngineView, FetchTimes, LevelTokens, PrefixHit, ViewMode, test_policy},
 };
 
-fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) -> InstanceView {
+pub(super) fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) -> InstanceView {
     InstanceView {
         instance: InstanceId(id),
         epoch: ProcessEpoch(1),
@@ -18,21 +18,17 @@ fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) -> Instance
         is_ready: true,
         leased_tokens: leased.0,
         leased_requests: leased.1,
+        fetch: FetchTimes::default(),
         engine: engine.map(|(running, queued_prefill_tokens)| EngineView {
-            reported_at: 0,
             running,
-            waiting: 0,
             queued_prefill_tokens,
-            context_tokens: 0,
-            blocks_used: 0,
             blocks_total: 100,
-            prefill_tokens_per_second: None,
-            decode_step_seconds: None,
+            ..EngineView::default()
         }),
     }
 }
 
-fn ask<'a>(hits: &'a PrefixHits, turn: u64, excluded: &'a [InstanceId]) -> RouteRequest<'a> {
+pub(super) fn ask<'a>(hits: &'a PrefixHits, turn: u64, excluded: &'a [InstanceId]) -> RouteRequest<'a> {
     RouteRequest {
         model: "m",
         variants: &[],
@@ -46,8 +42,8 @@ fn ask<'a>(hits: &'a PrefixHits, turn: u64, excluded: &'a [InstanceId]) -> Route
     }
 }
 
-fn view(mode: ViewMode, instances: Vec<InstanceView>) -> ClusterView {
-    ClusterView { mode, as_of: Some(1_000_000), instances }
+pub(super) fn view(mode: ViewMode, instances: Vec<InstanceView>) -> ClusterView {
+    ClusterView { mode, as_of: Some(1_000_000), instances, least_loaded: Vec::new() }
 }
 
 fn check(view: &ClusterView, request: &RouteRequest<'_>, expected: Expect) {
@@ -63,13 +59,13 @@ fn check(view: &ClusterView, request: &RouteRequest<'_>, expected: Expect) {
 /// Guarantees: affinity holds, gives way by load, and gives way by room, each with its reason (SPEC C4).
 #[test]
 fn affinity_gives_way_to_load() {
-    let hits = PrefixHits(vec![(InstanceId(1), 384)]);
+    let hits = PrefixHits::near([(InstanceId(1), 384)]);
     let idle = vec![instance(0, (0, 0), Some((0, 0))), instance(1, (500, 1), Some((1, 0)))];
     check(
         &view(ViewMode::Exact, idle),
         &ask(&hits, 0, &[]),
         expect![
-            "w1 | least_seconds: w1 in 0.070 s (queue 0.000 + prefill 0.040 + interference 0.030; 384 of 400 tokens cached)"
+            "w1 | least_seconds: w1 in 0.070 ± 0.025 s (queue 0.000 + prefill 0.040 + interference 0.030; 384 of 400 tokens cached)"
         ],
     );
     let busy = vec![instance(0, (0, 0), Some((0, 0))), instance(1, (9000, 4), Some((4, 2000)))];
@@ -77,7 +73,7 @@ fn affinity_gives_way_to_load() {
         &view(ViewMode::Degraded, busy),
         &ask(&hits, 0, &[]),
         expect![
-            "w0 | least_seconds: w0 in 1.000 s (queue 0.000 + prefill 1.000 + interference 0.000; 0 of 400 tokens cached)"
+            "w0 | least_seconds: w0 in 1.000 ± 0.500 s (queue 0.000 + prefill 1.000 + interference 0.000; 0 of 400 tokens cached)"
         ],
     );
     let full = vec![instance(0, (0, 0), Some((0, 0))), instance(1, (199_900, 1), Some((1, 0)))];
@@ -85,7 +81,7 @@ fn affinity_gives_way_to_load() {
         &view(ViewMode::Exact, full),
         &ask(&hits, 0, &[]),
         expect![
-            "w0 | least_seconds: w0 in 1.000 s (queue 0.000 + prefill 1.000 + interference 0.000; 0 of 400 tokens cached); 1 better without room"
+            "w0 | least_seconds: w0 in 1.000 ± 0.500 s (queue 0.000 + prefill 1.000 + interference 0.000; 0 of 400 tokens cached); 1 better without room"
         ],
     );
 }
@@ -94,7 +90,7 @@ fn affinity_gives_way_to_load() {
 /// Guarantees: the safe policy decides by leases alone, in turn among equals, and the reason says so (SPEC X5).
 #[test]
 fn without_views_the_safe_policy_decides() {
-    let hits = PrefixHits(vec![(InstanceId(1), 384)]);
+    let hits = PrefixHits::near([(InstanceId(1), 384)]);
     let even = vec![instance(0, (500, 1), None), instance(1, (500, 1), None), instance(2, (900, 1), None)];
     let stale = view(ViewMode::Stale, even.clone());
     check(
@@ -132,7 +128,7 @@ fn refusals_are_named() {
 /// Guarantees: leases not yet reported count, so the burst spreads (DESIGN §7 rules 2 and 7).
 #[test]
 fn a_burst_does_not_herd() {
-    let hits = PrefixHits(vec![(InstanceId(0), 384)]);
+    let hits = PrefixHits::near([(InstanceId(0), 384)]);
     let mut fleet = view(ViewMode::Exact, (0..3).map(|id| instance(id, (0, 0), Some((0, 0)))).collect());
     let mut sent = [0; 3];
     for turn in 0..10 {
@@ -144,15 +140,48 @@ fn a_burst_does_not_herd() {
     assert!(sent.iter().all(|count| *count >= 3), "{sent:?}");
 }
 
+/// Scenario: half of a prompt in L2, at a rate that was measured, then at none, then at one slower than computing; and a rate of
+/// prefill whose predictions are known to be right, beside one that nobody has measured.
+/// Guarantees: what is held below L1 costs its fetch and no more than computing it; a known rate is preferred to a guess of the same.
+#[test]
+fn levels_and_uncertainty_are_terms() {
+    let half = LevelTokens([100, 200, 0, 0]);
+    let hits = PrefixHits::new(vec![PrefixHit { instance: InstanceId(0), tokens: half }]);
+    let mut fleet = view(ViewMode::Exact, vec![instance(0, (0, 0), Some((0, 0)))]);
+    let cost = |fleet: &ClusterView| route(fleet, &ask(&hits, 0, &[]), &test_policy().route).unwrap().candidates[0];
+    fleet.instances[0].fetch.0[1] = Some(0.001);
+    let told = cost(&fleet);
+    assert_eq!((told.hit_tokens, told.fetch_tokens), (300, 200));
+    assert!((told.fetch.seconds - 0.2).abs() < 1e-9 && (told.prefill.seconds - 0.25).abs() < 1e-9, "{told:?}");
+    assert!((told.fetch.error - 0.1).abs() < 1e-9 && (told.error_seconds - 0.125f64.hypot(0.1)).abs() < 1e-9);
+    assert!((told.compared_seconds - told.total_seconds - 0.5 * told.error_seconds).abs() < 1e-9);
+    fleet.instances[0].fetch.0[1] = None;
+    assert!((cost(&fleet).fetch.seconds - 0.002).abs() < 1e-9, "the configured rate");
+    fleet.instances[0].fetch.0[1] = Some(1.0);
+    assert_eq!((cost(&fleet).hit_tokens, cost(&fleet).fetch), (100, Term::default()));
+
+    let engine =
+        EngineView { prefill_tokens_per_second: Some(400.0), prefill_error: Some(0.1), ..EngineView::default() };
+    let known = InstanceView { engine: Some(engine), ..instance(1, (0, 0), None) };
+    let fleet = view(ViewMode::Exact, vec![instance(0, (0, 0), Some((0, 0))), known]);
+    let placement = route(&fleet, &ask(&PrefixHits::default(), 0, &[]), &test_policy().route).unwrap();
+    assert_eq!(placement.instance, InstanceId(1));
+    assert_eq!(placement.candidates[0].total_seconds, placement.candidates[1].total_seconds);
+}
+
 prop_compose! {
     fn any_instance()(
         id in 0u32..6, is_ready in prop::bool::weighted(0.8), model in prop::bool::weighted(0.9), leased in 0u64..250_000,
         requests in 0u32..20, engine in prop::option::of((0u32..20, 0u64..5000)), rate in prop::option::of(0.0f64..2000.0),
+        error in prop::option::of(0.0f64..2.0), fetch in prop::option::of(0.0f64..0.01),
     ) -> InstanceView {
         let mut made = instance(id, (leased, requests), engine);
         made.is_ready = is_ready;
         if !model { made.model = "other".into(); }
-        if let Some(engine) = made.engine.as_mut() { engine.prefill_tokens_per_second = rate; }
+        if let Some(engine) = made.engine.as_mut() {
+            (engine.prefill_tokens_per_second, engine.prefill_error) = (rate, error);
+        }
+        made.fetch.0[1] = fetch;
         made
     }
 }
@@ -163,12 +192,15 @@ proptest! {
     /// cost written down anew.
     #[test]
     fn choice_equals_brute_force(
-        mut instances in prop::collection::vec(any_instance(), 0..6), hits in prop::collection::vec((0u32..6, 0u32..500), 0..6),
+        mut instances in prop::collection::vec(any_instance(), 0..6), hits in prop::collection::vec((0u32..6, 0u32..500, 0u32..100), 0..6),
         turn in 0u64..100, excluded in 0u32..8, is_usable: bool,
     ) {
         instances.sort_by_key(|i| i.instance);
         instances.dedup_by_key(|i| i.instance);
-        let hits = PrefixHits(hits.into_iter().map(|(id, tokens)| (InstanceId(id), tokens)).collect());
+        let hits = hits.into_iter().map(|(id, near, l2)| PrefixHit {
+            instance: InstanceId(id), tokens: LevelTokens([near, l2, 0, 0]),
+        });
+        let hits = PrefixHits::new(hits.collect());
         let excluded = [InstanceId(excluded)];
         let request = ask(&hits, turn, &excluded);
         let fleet = view(if is_usable { ViewMode::Exact } else { ViewMode::Stale }, instances);
@@ -178,8 +210,17 @@ proptest! {
             let seen = e.map_or(0, |e| e.running + e.waiting);
             let unseen = i.leased_requests.saturating_sub(seen);
             let ahead = e.map_or(0, |e| e.queued_prefill_tokens) + (u64::from(unseen) * 400).min(i.leased_tokens);
-            let cached = if is_usable { hits.tokens_on(i.instance).min(399) } else { 0 };
-            (ahead as f64 + 400.0 - f64::from(cached)) / rate + 0.03 * f64::from(e.map_or(0, |e| e.running) + unseen)
+            let error = e.filter(|_| rate != 400.0).and_then(|e| e.prefill_error).unwrap_or(0.5);
+            let [near, l2, ..] = hits.on(i.instance).0;
+            let (near, l2) = if is_usable { (near, l2) } else { (0, 0) };
+            let excess = (near + l2).saturating_sub(399);
+            let (near, l2) = (near - excess.min(near), l2 - (excess - excess.min(near)));
+            let fetch = i.fetch.0[1].unwrap_or(1e-5);
+            let (cached, fetch) = if fetch < 1.0 / rate { (near + l2, fetch * f64::from(l2)) } else { (near, 0.0) };
+            let prefill = (ahead as f64 + 400.0 - f64::from(cached)) / rate;
+            let interference = 0.03 * f64::from(e.map_or(0, |e| e.running) + unseen);
+            let variance = (prefill * error).powi(2) + (fetch * 0.5).powi(2) + (interference * 0.5).powi(2);
+            prefill + fetch + interference + 0.5 * variance.sqrt()
         };
         let able: Vec<&InstanceView> = fleet.instances.iter()
             .filter(|i| i.is_ready && i.model == "m" && i.instance != excluded[0]).collect();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::{InstanceId, ProcessEpoch},
-    policy::{EngineView, InstanceView, ViewMode, test_policy},
+    policy::{EngineView, FetchTimes, InstanceView, ViewMode, test_policy},
 };
 
 const SECOND: Micros = 1_000_000;
@@ -68,9 +68,10 @@ fn view(mode: ViewMode, engine: Option<EngineView>) -> ClusterView {
         is_ready: true,
         leased_tokens: 50_000,
         leased_requests: 3,
+        fetch: FetchTimes::default(),
         engine,
     };
-    ClusterView { mode, as_of: Some(0), instances: vec![instance] }
+    ClusterView { mode, as_of: Some(0), instances: vec![instance], least_loaded: Vec::new() }
 }
 
 /// Scenario: leases at a quarter, blocks at a half, queue at its full seconds; views usable, stale, and no engine figures.
@@ -86,8 +87,7 @@ fn saturation_is_the_largest_known_share() {
         context_tokens: 0,
         blocks_used: 50,
         blocks_total: 100,
-        prefill_tokens_per_second: None,
-        decode_step_seconds: None,
+        ..EngineView::default()
     };
     assert_eq!(saturation(&view(ViewMode::Exact, Some(engine)), &policy), Some(0.5));
     assert_eq!(saturation(&view(ViewMode::Exact, None), &policy), Some(0.25));

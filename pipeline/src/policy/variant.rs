@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::{ConfigError, did_you_mean, require},
-    ids::InstanceId,
+    ids::{InstanceId, Name},
     policy::{ClusterView, PrefixHits, Tier},
 };
 
@@ -143,12 +143,14 @@ pub fn choose_variant<'a>(
     Some(VariantChoice { variant: &order[place], passed_over: &order[..place] })
 }
 
-/// The hits on instances that serve one of `variants`; what others hold is of no use to the request.
-pub fn hits_of(view: &ClusterView, hits: &PrefixHits, variants: &[String]) -> PrefixHits {
-    let serves = |id: InstanceId| {
-        view.instances.iter().any(|instance| instance.instance == id && variants.contains(&instance.variant))
-    };
-    PrefixHits(hits.0.iter().copied().filter(|(id, _)| serves(*id)).collect())
+/// The longest prefix cached on an instance that serves one of `variants`; what others hold is of no use to the request.
+pub fn longest_of(view: &ClusterView, hits: &PrefixHits, variants: &[String]) -> u32 {
+    hits.longest_where(|id| view.instance(id).is_some_and(|instance| is_one_of(variants, &instance.variant)))
+}
+
+/// The variant is one of the order.
+pub fn is_one_of(order: &[String], variant: &Name) -> bool {
+    order.iter().any(|name| *variant == *name)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::ProcessEpoch,
-    policy::{InstanceView, RouteRejection, RouteRequest, ViewMode, route, test_policy},
+    policy::{FetchTimes, InstanceView, RouteRejection, RouteRequest, ViewMode, route, test_policy},
 };
 
 const NAMES: [&str; 3] = ["f32", "int8", "q4"];
@@ -23,12 +23,13 @@ fn instance(id: u32, variant: &str, is_ready: bool) -> InstanceView {
         is_ready,
         leased_tokens: u64::from(id) * 100,
         leased_requests: 1,
+        fetch: FetchTimes::default(),
         engine: None,
     }
 }
 
 fn view(instances: Vec<InstanceView>) -> ClusterView {
-    ClusterView { mode: ViewMode::Exact, as_of: Some(0), instances }
+    ClusterView { mode: ViewMode::Exact, as_of: Some(0), instances, least_loaded: Vec::new() }
 }
 
 fn config() -> VariantConfig {
@@ -96,8 +97,8 @@ fn wrong_names_are_named() {
 fn fallback_is_in_order_and_says_why() {
     let order = names(&["f32", "int8"]);
     let mut fleet = view(vec![instance(0, "q4", true), instance(1, "int8", true), instance(2, "f32", true)]);
-    let hits = PrefixHits(vec![(InstanceId(0), 384), (InstanceId(1), 16)]);
-    assert_eq!(hits_of(&fleet, &hits, &order), PrefixHits(vec![(InstanceId(1), 16)]));
+    let hits = PrefixHits::near([(InstanceId(0), 384), (InstanceId(1), 16)]);
+    assert_eq!(longest_of(&fleet, &hits, &order), 16);
     let said = |fleet: &ClusterView| {
         let request = RouteRequest {
             model: "m",
@@ -156,7 +157,7 @@ proptest! {
         }
         prop_assert_eq!(choose_variant(&fleet, "m", &order, &excluded), expected);
 
-        let hits = PrefixHits(hits.into_iter().map(|(id, tokens)| (InstanceId(id), tokens)).collect());
+        let hits = PrefixHits::near(hits.into_iter().map(|(id, tokens)| (InstanceId(id), tokens)));
         let request = RouteRequest {
             model: "m", variants: &order, tier: Tier::Low, prompt_tokens: 400, max_tokens: 100, hits: &hits, turn, now: 0,
             excluded: &excluded,

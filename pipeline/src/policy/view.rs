@@ -2,7 +2,10 @@
 //!
 //! Unknown is `None`, never zero (DESIGN §7 rule 3). Tokens, not requests (rule 1).
 
-use crate::ids::{InstanceId, Micros, ProcessEpoch};
+use crate::{
+    ids::{InstanceId, Micros, Name, ProcessEpoch},
+    policy::{KV_LEVELS, PrefixHits},
+};
 
 /// How far the views can be trusted; a visible state (DESIGN §7 rule 10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,20 +52,27 @@ pub struct InstanceView {
     pub instance: InstanceId,
     pub epoch: ProcessEpoch,
     /// Name of the model it serves.
-    pub model: String,
+    pub model: Name,
     /// Precision of the model it serves; its KV is of no use to another (SPEC D1).
-    pub variant: String,
+    pub variant: Name,
     /// Takes new requests.
     pub is_ready: bool,
     /// Reserved at dispatch and not finished; the gateway's own truth, exact in every mode.
     pub leased_tokens: u64,
     pub leased_requests: u32,
+    /// What bringing KV back costs here, as its worker measured.
+    pub fetch: FetchTimes,
     /// From the engine's last step; `None` until it reported one.
     pub engine: Option<EngineView>,
 }
 
+/// Seconds to bring the KV of one token into L1, by the level that holds it (see [`KV_LEVELS`]; L1's own place is not read).
+/// `None`: nobody has measured it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct FetchTimes(pub [Option<f64>; KV_LEVELS]);
+
 /// Figures of an instance's engine, from the dataflow.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct EngineView {
     pub reported_at: Micros,
     pub running: u32,
@@ -74,6 +84,9 @@ pub struct EngineView {
     /// Learnt online; `None` until there is evidence.
     pub prefill_tokens_per_second: Option<f64>,
     pub decode_step_seconds: Option<f64>,
+    /// How far predictions of the two are off lately, as a share: one standard deviation. `None` until there is evidence.
+    pub prefill_error: Option<f64>,
+    pub decode_error: Option<f64>,
 }
 
 /// The fleet at one moment.
@@ -82,37 +95,52 @@ pub struct ClusterView {
     pub mode: ViewMode,
     /// State of the dataflow's views; `None` if there never was one.
     pub as_of: Option<Micros>,
+    /// In the order of their ids.
     pub instances: Vec<InstanceView>,
+    /// Of a fleet larger than [`LEAST_LOADED`]: of each model and variant, that many ready instances with the fewest leased
+    /// tokens, least first. Empty for a smaller fleet.
+    pub least_loaded: Vec<InstanceId>,
 }
 
+/// Instances of a model and variant that a view names as least loaded.
+pub const LEAST_LOADED: usize = 64;
+
 impl ClusterView {
+    /// The instance of an id.
+    pub fn instance(&self, id: InstanceId) -> Option<&InstanceView> {
+        self.instances.binary_search_by_key(&id, |view| view.instance).ok().map(|place| &self.instances[place])
+    }
+
     /// What of it serves the model: all that policies see when they decide for one, so that no neighbour's load counts (SPEC D3).
     pub fn of_model(mut self, model: &str) -> ClusterView {
         self.instances.retain(|instance| instance.model == model);
+        let named = std::mem::take(&mut self.least_loaded);
+        self.least_loaded = named.into_iter().filter(|id| self.instance(*id).is_some()).collect();
         self
+    }
+
+    /// For ids that come in rising order: each look starts where the last one ended.
+    pub fn seek(&self) -> Seek<'_> {
+        Seek { rest: &self.instances }
     }
 }
 
-/// Cached prefix of one prompt per instance, from the cache index, in tokens. Instances not listed hold nothing known.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PrefixHits(pub Vec<(InstanceId, u32)>);
+/// See [`ClusterView::seek`]. A look costs O(log n) of the instances passed over.
+#[derive(Debug, Clone)]
+pub struct Seek<'a> {
+    rest: &'a [InstanceView],
+}
 
-impl PrefixHits {
-    /// Adds what another prompt of the same request hits.
-    pub fn add(&mut self, instance: InstanceId, tokens: u32) {
-        match self.0.iter_mut().find(|(id, _)| *id == instance) {
-            Some((_, held)) => *held = held.saturating_add(tokens),
-            None => self.0.push((instance, tokens)),
+impl<'a> Seek<'a> {
+    /// The instance of an id, which is not below the last one.
+    pub fn find(&mut self, id: InstanceId) -> Option<&'a InstanceView> {
+        let mut bound = 1;
+        while bound < self.rest.len() && self.rest[bound - 1].instance < id {
+            bound *= 2;
         }
-    }
-
-    pub fn tokens_on(&self, instance: InstanceId) -> u32 {
-        self.0.iter().find(|(id, _)| *id == instance).map_or(0, |(_, tokens)| *tokens)
-    }
-
-    /// Longest prefix any instance holds.
-    pub fn longest(&self) -> u32 {
-        self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0)
+        let near = &self.rest[..bound.min(self.rest.len())];
+        self.rest = &self.rest[near.partition_point(|view| view.instance < id)..];
+        self.rest.first().filter(|view| view.instance == id)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     bus::{Archive, Published},
     config::Recorded,
     dataflow::{Feed, FlowViews, Names, RefusedRows, engine_view, flow_config, read_prefixes, take_rows, view_mode},
-    gateway::reading::view_of,
+    gateway::reading::{prefixes_of, view_of},
     ids::Micros,
     policy::{InstanceView, ViewMode},
     rows::{EPOCH_TOPICS, EpochRow, PolicyInputRow},
@@ -219,7 +219,7 @@ impl Flow {
         differs("as_of".into(), format!("{:?}", recorded.as_of), format!("{:?}", state.as_of));
         for InstanceView { instance, epoch, engine, .. } in recorded.instances {
             let figures = state.instances.get(&instance.0).filter(|figures| figures.step.epoch == epoch.0);
-            let replayed = figures.copied().map(engine_view);
+            let replayed = figures.map(|figures| engine_view(&state, *figures));
             // `{:?}` of a float names its bits: it is the shortest text that reads back to them.
             differs(format!("figures of {instance}"), format!("{engine:?}"), format!("{replayed:?}"));
         }
@@ -231,10 +231,7 @@ impl Flow {
         }
         report.prefixes += 1;
         let reading = read_prefixes(&self.views, &row.block_hashes, under.served.block_size);
-        let mut replayed: Vec<_> = reading.hits.0.iter().map(|(instance, tokens)| (instance.0, *tokens)).collect();
-        let mut recorded: Vec<_> = row.hits.iter().map(|hit| (hit.instance, hit.tokens)).collect();
-        replayed.sort_unstable();
-        recorded.sort_unstable();
+        let (replayed, recorded) = (reading.hits, prefixes_of(row).hits);
         if recorded != replayed {
             let (recorded, replayed) = (format!("{recorded:?}"), format!("{replayed:?}"));
             let of = format!("cached prefixes of {}", row.decision_id);

@@ -23,5 +23,7 @@ mod report;
 mod what_if;
 
 pub use command::{Level, ReplayOptions, execute, replay};
+pub use recording::Made;
 pub use report::{Difference, Report};
+pub(crate) use what_if::{Apart, ask, look};
 pub use what_if::{WhatIfRow, what_if};

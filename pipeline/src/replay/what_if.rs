@@ -23,7 +23,7 @@ use crate::{
     },
     ids::Micros,
     policy::{Admission, Placement, RequestClass, ThrottleState, press},
-    rows::{DecisionRow, PolicyInputRow},
+    rows::{CandidateRow, DecisionRow, PolicyInputRow},
 };
 
 /// One decision under both policies.
@@ -45,6 +45,9 @@ pub struct WhatIfRow {
     /// Predicted seconds at the instance chosen, both by the recorded settings.
     pub recorded_seconds: Option<f64>,
     pub other_seconds: Option<f64>,
+    /// Of the other choice less the recorded one.
+    pub seconds_difference: Option<f64>,
+    pub hit_tokens_difference: Option<i64>,
     pub is_changed: bool,
 }
 
@@ -68,15 +71,12 @@ pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, Strin
         };
         let due = ticks.iter().take_while(|row| row.at <= first.at).count();
         for row in ticks.drain(..due) {
-            let model = Under::of(under, &row).model;
-            let before = apart.remove(&model);
-            let both = recorded.get(&row.settings).ok().map(|recorded| (recorded, under));
-            apart.extend(both.and_then(|both| apart_after(&row, both, before)).map(|state| (model, state)));
+            match recorded.get(&row.settings) {
+                Ok(recorded) => look(&row, (recorded, under), &mut apart),
+                Err(_) => drop(apart.remove(&Under::of(under, &row).model)),
+            }
         }
-        let under = Under::of(under, first);
-        let mut state = apart.remove(&under.model);
-        rows.extend(decide(&made, &under, &mut state).map(|choice| row(&made.decision, choice)));
-        apart.extend(state.map(|state| (under.model, state)));
+        rows.extend(ask(&made, under, &mut apart));
     }
     problems.extend(recording.damage.iter().map(ToString::to_string));
     problems.sort();
@@ -85,7 +85,14 @@ pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, Strin
 }
 
 /// Where the other policy's throttle stands, by model, while it is not the recorded one's step.
-type Apart = BTreeMap<String, ThrottleState>;
+pub(crate) type Apart = BTreeMap<String, ThrottleState>;
+
+/// The other policy's throttle follows a look without a request.
+pub(crate) fn look(row: &PolicyInputRow, (recorded, under): (&Recorded, &Recorded), apart: &mut Apart) {
+    let model = Under::of(under, row).model;
+    let before = apart.remove(&model);
+    apart.extend(apart_after(row, (recorded, under), before).map(|state| (model, state)));
+}
 
 /// The other policy's throttle after a look without a request, if it stands at another step than the recorded one. While
 /// both stand at one step the recorded state is used: it is exact, and needs no order among requests that came together.
@@ -97,6 +104,15 @@ fn apart_after(
     let before = throttle_of(row)?;
     let other = tick(row, under, apart.unwrap_or(before))?;
     (other.step != tick(row, recorded, before)?.step).then_some(other)
+}
+
+/// What another policy says to a decision; `None`: nothing that a policy was asked about.
+pub(crate) fn ask(made: &Made, under: &Recorded, apart: &mut Apart) -> Option<WhatIfRow> {
+    let under = Under::of(under, made.inputs.first()?);
+    let mut state = apart.remove(&under.model);
+    let choice = decide(made, &under, &mut state);
+    apart.extend(state.map(|state| (under.model, state)));
+    choice.map(|choice| row(&made.decision, choice))
 }
 
 /// What the other policy chose.
@@ -160,10 +176,10 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
 
 fn row(recorded: &DecisionRow, choice: Choice) -> WhatIfRow {
     let other_instance = choice.placement.as_ref().map(|placement| placement.instance.0);
-    let seconds = |instance: Option<u32>| {
-        let candidate = recorded.candidates.iter().find(|candidate| Some(candidate.instance) == instance);
-        candidate.map(|candidate| candidate.total_seconds)
-    };
+    let candidate = |instance: Option<u32>| recorded.candidates.iter().find(|known| Some(known.instance) == instance);
+    let (was, is) = (candidate(recorded.instance), candidate(other_instance));
+    let seconds = |candidate: Option<&CandidateRow>| candidate.map(|candidate| candidate.total_seconds);
+    let hit = |candidate: &CandidateRow| i64::from(candidate.hit_tokens);
     let is_changed = recorded.tier != choice.tier
         || recorded.outcome != choice.outcome
         || recorded.instance != other_instance
@@ -182,8 +198,10 @@ fn row(recorded: &DecisionRow, choice: Choice) -> WhatIfRow {
         other_throttle_step: choice.throttle_step,
         recorded_instance: recorded.instance,
         other_instance,
-        recorded_seconds: seconds(recorded.instance),
-        other_seconds: seconds(other_instance),
+        recorded_seconds: seconds(was),
+        other_seconds: seconds(is),
+        seconds_difference: was.zip(is).map(|(was, is)| is.total_seconds - was.total_seconds),
+        hit_tokens_difference: was.zip(is).map(|(was, is)| hit(is) - hit(was)),
         is_changed,
     }
 }

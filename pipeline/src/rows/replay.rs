@@ -36,6 +36,11 @@ pub struct InstanceInputRow {
     pub blocks_total: Option<u32>,
     pub prefill_tokens_per_second: Option<f64>,
     pub decode_step_seconds: Option<f64>,
+    pub prefill_error: Option<f64>,
+    pub decode_error: Option<f64>,
+    pub l2_fetch_seconds_per_token: Option<f64>,
+    pub l25_fetch_seconds_per_token: Option<f64>,
+    pub l3_fetch_seconds_per_token: Option<f64>,
 }
 
 /// Cached prefix believed of one instance.
@@ -43,6 +48,9 @@ pub struct InstanceInputRow {
 pub struct HitRow {
     pub instance: u32,
     pub tokens: u32,
+    pub l2_tokens: u32,
+    pub l25_tokens: u32,
+    pub l3_tokens: u32,
 }
 
 /// Everything that policies read at one time.
@@ -56,6 +64,7 @@ pub struct PolicyInputRow {
     pub view_mode: String,
     pub view_as_of: Option<Micros>,
     pub instances: Vec<InstanceInputRow>,
+    pub least_loaded: Vec<u32>,
     pub hits: Vec<HitRow>,
     pub hits_as_of: Option<Micros>,
     pub block_hashes: Vec<Vec<u64>>,
@@ -82,6 +91,32 @@ pub struct PolicyInputRow {
     pub model: Option<String>,
 }
 row!(PolicyInputRow => PolicyInputs);
+
+/// What a shadow policy would have decided.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShadowDecisionRow {
+    pub at: Micros,
+    pub shadow: String,
+    pub decision_id: String,
+    pub request_id: String,
+    pub tenant: String,
+    pub acting_tier: String,
+    pub shadow_tier: String,
+    pub acting_outcome: String,
+    pub shadow_outcome: String,
+    pub acting_reason: String,
+    pub shadow_reason: String,
+    pub acting_throttle_step: String,
+    pub shadow_throttle_step: String,
+    pub acting_instance: Option<u32>,
+    pub shadow_instance: Option<u32>,
+    pub acting_seconds: Option<f64>,
+    pub shadow_seconds: Option<f64>,
+    pub seconds_difference: Option<f64>,
+    pub hit_tokens_difference: Option<i64>,
+    pub is_changed: bool,
+}
+row!(ShadowDecisionRow => ShadowDecisions);
 
 /// Topics that an epoch has rows of.
 pub const EPOCH_TOPICS: usize = 5;

@@ -26,13 +26,14 @@ use super::{
     child::{Child, WorkerCommand},
     client::{ClientLimits, GrpcInstance},
     options::WorkerOptions,
-    process::ReadyLine,
+    process::{ReadyL2, ReadyLine},
     wall_micros,
 };
 use crate::{
     config::{self, ModelGroup, Variant},
     gateway::instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
     ids::{InstanceId, ProcessEpoch},
+    policy::FetchTimes,
     rows::InstanceRow,
 };
 
@@ -183,11 +184,12 @@ struct Phase {
     address: Option<SocketAddr>,
     pid: Option<u32>,
     detail: Option<String>,
+    fetch: FetchTimes,
 }
 
 impl Phase {
     fn bare(state: InstanceState, detail: Option<String>) -> Self {
-        Phase { state, client: None, address: None, pid: None, detail }
+        Phase { state, client: None, address: None, pid: None, detail, fetch: FetchTimes::default() }
     }
 }
 
@@ -265,12 +267,14 @@ impl Keeper {
             Ok(client) => client,
             Err(error) => return died(error, Duration::ZERO),
         };
+        let fetch = fetch_times(&ready, self.options.block_size);
         let phase = |state, detail| Phase {
             state,
             client: Some(Arc::new(client.clone())),
             address: Some(ready.address),
             pid: Some(ready.pid),
             detail,
+            fetch,
         };
         let since = Instant::now();
         self.enter(phase(InstanceState::Ready, Some(in_words(&ready)))).await;
@@ -304,11 +308,12 @@ impl Keeper {
             id: self.id,
             name: name.clone(),
             epoch: self.epoch,
-            model: model.clone(),
-            variant: variant.clone(),
+            model: model.as_str().into(),
+            variant: variant.as_str().into(),
             state: phase.state,
             client: phase.client,
             leases: self.leases.clone(),
+            fetch: phase.fetch,
         });
         let spent = self.entered.elapsed();
         self.entered = Instant::now();
@@ -329,6 +334,12 @@ impl Keeper {
             tracing::warn!(instance = %self.id, state = phase.state.name(), "the bus is full; an instances row is lost");
         }
     }
+}
+
+/// What a worker measured of its L2; it has no levels below.
+fn fetch_times(ready: &ReadyLine, block_size: usize) -> FetchTimes {
+    let seconds = |l2: &ReadyL2| l2.copy_ns_per_block as f64 / 1e9 / block_size as f64;
+    FetchTimes([None, ready.l2.as_ref().map(seconds), None, None])
 }
 
 fn in_words(ready: &ReadyLine) -> String {

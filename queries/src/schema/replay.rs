@@ -21,6 +21,8 @@ pub(super) fn settings() -> Vec<Field> {
 
 fn instance_input() -> Fields {
     let figure = |name: &str, unit: &str, comment: &str| optional(number(name, DataType::UInt32, unit, comment));
+    let share = |name: &str, comment: &str| optional(number(name, DataType::Float64, "", comment));
+    let fetch = |name: &str, comment: &str| optional(number(name, DataType::Float64, "s", comment));
     Fields::from(vec![
         number("instance", DataType::UInt32, "", "instance"),
         number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
@@ -38,6 +40,11 @@ fn instance_input() -> Fields {
         figure("blocks_total", "blocks", "in the pool"),
         optional(number("prefill_tokens_per_second", DataType::Float64, "tokens/s", "learnt prefill rate")),
         optional(number("decode_step_seconds", DataType::Float64, "s", "learnt duration of a decode step")),
+        share("prefill_error", "how far predictions of prefill were off lately, one standard deviation as a share"),
+        share("decode_error", "the same of decode steps"),
+        fetch("l2_fetch_seconds_per_token", "measured time to bring a token's KV from L2"),
+        fetch("l25_fetch_seconds_per_token", "… from L2.5"),
+        fetch("l3_fetch_seconds_per_token", "… from L3"),
     ])
 }
 
@@ -45,6 +52,9 @@ fn hit() -> Fields {
     Fields::from(vec![
         number("instance", DataType::UInt32, "", "instance"),
         number("tokens", DataType::UInt32, "tokens", "longest prefix it is believed to hold"),
+        number("l2_tokens", DataType::UInt32, "tokens", "of these, held no nearer than in L2"),
+        number("l25_tokens", DataType::UInt32, "tokens", "… than in L2.5"),
+        number("l3_tokens", DataType::UInt32, "tokens", "… than in L3"),
     ])
 }
 
@@ -65,6 +75,11 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         text("view_mode", "exact, degraded, stale or off"),
         optional(stamp("view_as_of", "state of the views")),
         list("instances", DataType::Struct(instance_input()), "the fleet as the policies saw it"),
+        list(
+            "least_loaded",
+            DataType::UInt32,
+            "of a large fleet, the instances with the fewest leased tokens, least first",
+        ),
         list("hits", DataType::Struct(hit()), "cached prefix of the prompts, added up per instance"),
         optional(stamp("hits_as_of", "state of the cache index; NULL: not looked at, or it changed while it was read")),
         list("block_hashes", hashes, "per prompt, block hashes up to the first that no instance was believed to hold"),
@@ -89,6 +104,38 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         waiting("pushed_bytes", "arrival: the same when this one came to it; NULL: it did not"),
         waiting("request_bytes", "arrival: memory that the request holds while it waits"),
         optional(text("model", "model asked for, whose instances and throttle were looked at; NULL: the only one")),
+    ]
+}
+
+pub(super) fn shadow_decisions() -> Vec<Field> {
+    let seconds = |name: &str, comment: &str| optional(number(name, DataType::Float64, "s", comment));
+    let instance = |name: &str, comment: &str| optional(number(name, DataType::UInt32, "", comment));
+    vec![
+        at("when the acting policy decided"),
+        text("shadow", "name of the shadow policy"),
+        text("decision_id", "the acting policy's decision, a row of decisions"),
+        text("request_id", "the request"),
+        text("tenant", "whose key the request came with"),
+        text("acting_tier", "High, Medium or Low"),
+        text("shadow_tier", "the same by the shadow"),
+        text("acting_outcome", "admit, queue or reject"),
+        text("shadow_outcome", "the same by the shadow"),
+        text("acting_reason", "why"),
+        text("shadow_reason", "the same by the shadow"),
+        text("acting_throttle_step", "step of throttling in force"),
+        text("shadow_throttle_step", "the same by the shadow, whose throttle goes on by itself"),
+        instance("acting_instance", "instance chosen"),
+        instance("shadow_instance", "the same by the shadow"),
+        seconds("acting_seconds", "predicted seconds there, by the acting policy's settings"),
+        seconds("shadow_seconds", "predicted seconds at the shadow's choice, by the acting policy's settings"),
+        seconds("seconds_difference", "shadow_seconds - acting_seconds: below zero where the shadow would be faster"),
+        optional(number(
+            "hit_tokens_difference",
+            DataType::Int64,
+            "tokens",
+            "cached prompt tokens at the shadow's choice less those at the acting policy's",
+        )),
+        number("is_changed", DataType::Boolean, "", "tier, outcome, instance or throttle step differ"),
     ]
 }
 

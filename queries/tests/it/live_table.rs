@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::{
+    array::{Array, AsArray, ListArray, RecordBatch, StructArray},
+    datatypes::{DataType, Field, Fields},
+};
 use proptest::prelude::*;
 use queries::{
     LiveTables, TimeRange, Topic,
@@ -122,7 +125,44 @@ fn metadata_is_put_on() {
     assert_eq!(conform(Topic::Faults, bare).unwrap(), plain);
 }
 
-/// Scenario: every table's fixed rows as an earlier version would have written them, without one of the columns, whichever it is;
+/// Every list of structs without one of its fields; gives how many there are.
+fn structs_are_widened() -> usize {
+    let mut count = 0;
+    for topic in Topic::ALL {
+        let now = fixed(topic);
+        for (at, field) in now.schema().fields().iter().enumerate() {
+            let DataType::List(item) = field.data_type() else { continue };
+            let DataType::Struct(parts) = item.data_type() else { continue };
+            let list: &ListArray = now.column(at).as_list();
+            let values: &StructArray = list.values().as_struct();
+            for missing in 0..parts.len() {
+                count += 1;
+                let kept: Vec<usize> = (0..parts.len()).filter(|index| *index != missing).collect();
+                let fields: Fields = kept.iter().map(|index| parts[*index].clone()).collect();
+                let columns = kept.iter().map(|index| values.column(*index).clone()).collect();
+                let narrow = StructArray::new(fields.clone(), columns, None);
+                let item = Arc::new(Field::new("item", DataType::Struct(fields), false));
+                let narrow = ListArray::new(item, list.offsets().clone(), Arc::new(narrow), list.nulls().cloned());
+                let mut fields: Vec<_> = now.schema().fields().iter().map(|field| field.as_ref().clone()).collect();
+                fields[at] = Field::new(field.name(), narrow.data_type().clone(), field.is_nullable());
+                let mut columns = now.columns().to_vec();
+                columns[at] = Arc::new(narrow);
+                let old = RecordBatch::try_new(Arc::new(arrow::datatypes::Schema::new(fields)), columns).unwrap();
+                let wide = widen(topic, old).unwrap();
+                let whole: &StructArray = wide.column(at).as_list::<i32>().values().as_struct();
+                for index in kept {
+                    assert_eq!(whole.column(index), values.column(index));
+                }
+                let nulls = if parts[missing].is_nullable() { values.len() } else { 0 };
+                assert_eq!(whole.column(missing).null_count(), nulls, "{}.{}", topic.name(), parts[missing].name());
+            }
+        }
+    }
+    count
+}
+
+/// Scenario: every table's fixed rows as an earlier version would have written them, without one of the columns or one field of the
+/// structs in a list, whichever it is;
 /// and with a column that no version has.
 /// Guarantees: the missing column is NULL, or zero or empty where the table allows no NULL; all others keep their values; the
 /// stranger is refused by name.
@@ -145,6 +185,7 @@ fn rows_of_earlier_versions_are_widened() {
             assert_eq!(wide.column(missing).null_count(), nulls, "{}.{}", topic.name(), field.name());
         }
     }
+    assert!(structs_are_widened() > 20);
     let old = faults(0..2).project(&[0, 1]).unwrap();
     let fields = [old.schema().field(0).clone(), old.schema().field(1).clone().with_name("colour")];
     let strange =

@@ -5,6 +5,7 @@
 //! | `gateway` | what the gateway adds to a call of a worker, in time and CPU |
 //! | `dataflow` | events absorbed a second against a plain program; time from an event to the view |
 //! | `cache_index` | memory of the cache index, and longest-prefix matches while it absorbs events |
+//! | `decide` | time of a decision at 64 and 1,000 instances, beside a scan of all of them |
 //! | `engine` | tokens a second against llama.cpp on the same file, and against the machine's limits |
 //! | `mrc` | the miss-ratio curve of a trace, beside a direct simulation of LRU caches |
 //! | `figures` | medians, percentiles, CPU time of a process |
@@ -14,6 +15,7 @@
 
 mod cache_index;
 mod dataflow;
+mod decide;
 pub(super) mod engine;
 mod figures;
 mod gateway;
@@ -31,6 +33,8 @@ pub enum Bench {
     Mrc(mrc::MrcOptions),
     /// Memory of the cache index, and the time of a longest-prefix match while it absorbs events
     CacheIndex(cache_index::CacheIndexOptions),
+    /// Time of a decision (admission and routing), beside a scan of all instances
+    Decide(decide::DecideOptions),
     /// One side of `cache-index`, started by it
     #[command(hide = true)]
     CacheIndexSide(cache_index::SideOptions),
@@ -52,6 +56,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Mrc(options) => mrc::run(&options),
         Bench::CacheIndex(options) => cache_index::run(options),
         Bench::CacheIndexSide(options) => cache_index::run_side(&options),
+        Bench::Decide(options) => decide::run(&options),
         Bench::Engine(options) => engine::run(options),
         Bench::EngineSide(options) => engine::answer(&options),
         Bench::PeerSide(options) => engine::become_peer(options),

@@ -22,7 +22,7 @@ fn there_and_back<R: Row + Clone + PartialEq + std::fmt::Debug>(rows: Vec<R>) ->
     R::TOPIC
 }
 
-fn candidate(instance: u32) -> CandidateRow {
+pub(crate) fn candidate(instance: u32) -> CandidateRow {
     CandidateRow {
         instance,
         hit_tokens: 16,
@@ -30,6 +30,15 @@ fn candidate(instance: u32) -> CandidateRow {
         prefill_seconds: 0.5,
         interference_seconds: 0.125,
         total_seconds: 0.875,
+        fetch_tokens: 8,
+        fetch_seconds: 0.0625,
+        queue_error_seconds: 0.5,
+        prefill_error_seconds: 0.25,
+        fetch_error_seconds: 0.125,
+        interference_error_seconds: 0.0625,
+        error_seconds: 0.75,
+        compared_seconds: 1.25,
+        has_room: (instance > 0).then_some(true),
     }
 }
 
@@ -61,6 +70,31 @@ pub(crate) fn decision(candidates: Vec<CandidateRow>) -> DecisionRow {
     }
 }
 
+pub(crate) fn shadow(decision_id: &str) -> ShadowDecisionRow {
+    ShadowDecisionRow {
+        at: super::NOW,
+        shadow: "even".into(),
+        decision_id: decision_id.into(),
+        request_id: "r1".into(),
+        tenant: "acme".into(),
+        acting_tier: "High".into(),
+        shadow_tier: "Low".into(),
+        acting_outcome: "admit".into(),
+        shadow_outcome: "queue".into(),
+        acting_reason: "least_seconds".into(),
+        shadow_reason: "round_robin".into(),
+        acting_throttle_step: "open".into(),
+        shadow_throttle_step: "shrink".into(),
+        acting_instance: Some(1),
+        shadow_instance: None,
+        acting_seconds: Some(0.5),
+        shadow_seconds: Some(0.75),
+        seconds_difference: Some(0.25),
+        hit_tokens_difference: Some(-16),
+        is_changed: true,
+    }
+}
+
 /// With everything in it, and an instance that has not reported.
 fn policy_input() -> PolicyInputRow {
     let silent = InstanceInputRow {
@@ -80,6 +114,11 @@ fn policy_input() -> PolicyInputRow {
         blocks_total: None,
         prefill_tokens_per_second: None,
         decode_step_seconds: None,
+        prefill_error: None,
+        decode_error: None,
+        l2_fetch_seconds_per_token: None,
+        l25_fetch_seconds_per_token: None,
+        l3_fetch_seconds_per_token: None,
     };
     let told = InstanceInputRow {
         is_ready: false,
@@ -92,6 +131,11 @@ fn policy_input() -> PolicyInputRow {
         blocks_total: Some(6),
         prefill_tokens_per_second: Some(0.1 + 0.2),
         decode_step_seconds: Some(f64::MIN_POSITIVE),
+        prefill_error: Some(0.1),
+        decode_error: Some(0.2),
+        l2_fetch_seconds_per_token: Some(1e-6),
+        l25_fetch_seconds_per_token: Some(1e-5),
+        l3_fetch_seconds_per_token: Some(1e-4),
         ..silent.clone()
     };
     PolicyInputRow {
@@ -103,7 +147,8 @@ fn policy_input() -> PolicyInputRow {
         view_mode: "exact".into(),
         view_as_of: Some(super::NOW),
         instances: vec![silent, told],
-        hits: vec![HitRow { instance: 1, tokens: 16 }],
+        least_loaded: vec![1, 0],
+        hits: vec![HitRow { instance: 1, tokens: 16, l2_tokens: 4, l25_tokens: 3, l3_tokens: 2 }],
         hits_as_of: Some(super::NOW),
         block_hashes: vec![vec![], vec![u64::MAX, 1]],
         tenant: Some("acme".into()),
@@ -274,6 +319,7 @@ fn every_row_fits_its_schema() {
     let seen = [
         there_and_back(vec![request(None), request(Some("bad".into()))]),
         there_and_back(vec![decision(vec![]), decision(vec![candidate(0), candidate(1)])]),
+        there_and_back(vec![shadow("d1")]),
         there_and_back(vec![step]),
         there_and_back(vec![stored, sum, cleared]),
         there_and_back(vec![super::row(1), InstanceRow { address: Some("a:1".into()), pid: None, ..super::row(2) }]),

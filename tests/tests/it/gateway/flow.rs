@@ -63,7 +63,7 @@ async fn events_of_one_request() {
 #[tokio::test]
 async fn routing_follows_the_views_and_does_without() {
     let kit = Kit::new(defaults(), vec![Arc::new(Speaker::new("a")), Arc::new(Speaker::new("a"))]);
-    *kit.views.hits.lock().unwrap() = PrefixHits(vec![(InstanceId(1), 16)]);
+    *kit.views.hits.lock().unwrap() = PrefixHits::near([(InstanceId(1), 16)]);
     for _ in 0..3 {
         kit.post(CHAT, ask(5)).await;
     }
@@ -170,8 +170,7 @@ async fn throttling_refuses_low_first() {
         context_tokens: 0,
         blocks_used: 90,
         blocks_total: 100,
-        prefill_tokens_per_second: None,
-        decode_step_seconds: None,
+        ..EngineView::default()
     });
     for _ in 0..2 {
         kit.clock.advance(3_000_000);

@@ -95,7 +95,7 @@ async fn what_is_not_in_the_order_never_serves() {
 #[tokio::test]
 async fn hits_of_another_variant_do_not_count() {
     let kit = kit(settings());
-    *kit.views.hits.lock().unwrap() = PrefixHits(vec![(InstanceId(1), 16)]);
+    *kit.views.hits.lock().unwrap() = PrefixHits::near([(InstanceId(1), 16)]);
     assert_eq!(served(&kit, 20).await.1, "exact");
     let decision = kit.rows.decisions.lock().unwrap()[0].clone();
     assert_eq!(

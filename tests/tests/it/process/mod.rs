@@ -2,6 +2,7 @@
 
 mod clients;
 mod cluster;
+mod explain;
 mod funnel;
 mod loss;
 mod models;

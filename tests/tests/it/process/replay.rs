@@ -1,13 +1,14 @@
 //! A live run with faults, and the replay of its log (SPEC X2).
 
-use std::{fs, path::Path, process::Command, sync::Arc};
+use std::{collections::HashMap, fs, path::Path, process::Command, sync::Arc};
 
 use pipeline::{
     bus::{Archive, Bus, LogWriter},
     config,
-    replay::{Level, Report, replay},
+    replay::{Level, Report, replay, what_if},
     rows::{
         DecisionRow, EngineStepRow, EpochRow, InstanceRow, KvEventRow, PolicyInputRow, RequestRow, Row, SettingsRow,
+        ShadowDecisionRow,
     },
 };
 use queries::LiveTables;
@@ -22,13 +23,16 @@ use super::{completion, loss::kill_serving_worker, stream};
 const SETTINGS: &str = "[workers]\nrestart_backoff = \"50ms\"\n\
     [policy.route]\nlease_tokens_max = 700\n\
     [policy.throttle]\ndwell = \"100ms\"\n\
-    [dataflow]\nepoch = \"50ms\"\nstale_after = \"50ms\"\n";
+    [dataflow]\nepoch = \"50ms\"\nstale_after = \"50ms\"\n\
+    [[shadow.policies]]\nname = \"same\"\n\
+    [[shadow.policies]]\nname = \"even\"\npolicy = { route = { policy = \"round_robin\" } }\n";
 
 /// Scenario: requests with shared prefixes, so many at once that some wait; a worker is killed in the middle of a stream; a
 /// client hangs up; a malformed request; views that go stale. Then the log is replayed, by the library and by the command.
 /// Guarantees: every decision comes out bit for bit from its recorded inputs, and every view and every look at the cache index
 /// from the recorded rows. A changed byte, a changed decision, a changed input and a changed step are each named; a log
-/// without inputs says so. Another policy gives a table with both choices.
+/// without inputs says so. Another policy gives a table with both choices. A shadow with the acting policy's settings decides the
+/// same always, and one with others what a replay by them decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_recorded_run_decides_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -46,6 +50,7 @@ async fn a_recorded_run_decides_again() {
     check_command(&data);
     check_changed_rows(&data, folder.path());
     check_what_if(&data, folder.path());
+    check_shadows(&data);
     check_old_log(&data, folder.path());
     check_changed_byte(&data);
 }
@@ -191,6 +196,30 @@ fn check_what_if(data: &Path, folder: &Path) {
     assert!(other.iter().any(|row| row["recorded_outcome"] == "queue" && row["other_outcome"] == "admit"), "{other:?}");
     assert!(other.iter().any(|row| row["recorded_tier"] == "High" && row["other_tier"] == "Medium"), "{other:?}");
     assert!(other.iter().any(|row| row["recorded_seconds"].is_number()), "{other:?}");
+}
+
+/// What the shadows said while it ran.
+fn check_shadows(data: &Path) {
+    let archive = Archive::open(data).unwrap();
+    let said = all::<ShadowDecisionRow>(data);
+    for (name, changes) in [("same", json!({})), ("even", json!({"route": {"policy": "round_robin"}}))] {
+        let other = |text: &str| {
+            let recorded = config::Recorded::parse(text).map_err(|error| error.to_string())?;
+            recorded.with_changes(changes.as_object().unwrap()).map_err(|error| error.to_string())
+        };
+        let (replayed, problems) = what_if(&archive, &other);
+        assert!(problems.is_empty(), "{problems:?}");
+        let rows: HashMap<&str, &ShadowDecisionRow> =
+            said.iter().filter(|row| row.shadow == name).map(|row| (row.decision_id.as_str(), row)).collect();
+        assert_eq!(rows.len(), replayed.len(), "{name}: every decision was shown");
+        for row in &replayed {
+            let live = rows[row.decision_id.as_str()];
+            let placed = (live.shadow_instance, live.shadow_outcome.as_str(), live.shadow_seconds);
+            assert_eq!(placed, (row.other_instance, row.other_outcome.as_str(), row.other_seconds), "{live:?}");
+            assert!(name == "even" || !live.is_changed, "{live:?}");
+        }
+    }
+    assert!(said.iter().any(|row| row.shadow == "even" && row.shadow_reason.contains("round_robin")));
 }
 
 fn copy(from: &Path, to: &Path, is_wanted: impl Fn(&Path) -> bool + Copy) {
