@@ -1,18 +1,22 @@
 //! Which instances are costed in a large fleet: those that hold most of the prefix, and a sample of the least loaded.
 //!
-//! A fleet of at most `score_all_max` instances is costed as a whole. Above that, the `holders_max` with the longest prefix and `sample`
-//! of the least loaded are: the cheapest instance is nearly always one that is idle or one that holds the prefix. The view names the
+//! A fleet of at most `score_all_max` instances is compared as a whole. Above that, `sample` of the least loaded are, and the `holders_max`
+//! cheapest of [`HOLDERS`] times as many with the longest prefix: the cheapest instance is nearly always one that is idle or one
+//! that holds much of the prefix and is not too busy. The view names the
 //! least loaded, from an index that is kept as leases come and go. Who is drawn changes with the turn, so that gateways that see the
 //! same fleet do not all choose the same instance.
 //!
 //! Invariants: the able instance with the fewest leased tokens is always among them, so that there is room among them if there is room at
-//! all; the same inputs give the same sample. Cost: O(holders + `holders_max` log `holders_max` + least loaded), whatever the
+//! all; the same inputs give the same sample. Cost: O(holders + `holders_max` + least loaded), whatever the
 //! fleet's size. No state.
 
 use std::cmp::Reverse;
 
-use super::{RouteConfig, RouteRequest, draw};
+use super::{RouteConfig, RouteRequest, cost::cost, draw};
 use crate::policy::{ClusterView, InstanceView};
+
+/// Holders that are costed for each one that is compared.
+const HOLDERS: usize = 4;
 
 /// The instances to cost, in the order of their ids; `None`: all that are able.
 pub(super) fn narrow<'a>(
@@ -35,11 +39,21 @@ pub(super) fn narrow<'a>(
     let mut holders: Vec<(u32, &InstanceView)> =
         holders.filter(|(tokens, instance)| *tokens > 0 && is_able(instance)).collect();
     let rank = |(tokens, instance): &(u32, &InstanceView)| (Reverse(*tokens), drawn(instance));
-    if holders.len() > config.holders_max {
-        holders.select_nth_unstable_by_key(config.holders_max, rank);
-        holders.truncate(config.holders_max);
+    if holders.len() > HOLDERS * config.holders_max {
+        holders.select_nth_unstable_by_key(HOLDERS * config.holders_max, rank);
+        holders.truncate(HOLDERS * config.holders_max);
     }
-    let mut chosen: Vec<&InstanceView> = holders.into_iter().map(|(_, instance)| instance).chain(idle).collect();
+    let seconds = |instance: &InstanceView| cost(instance, view.mode, request, config).0.compared_seconds;
+    let mut costed: Vec<(f64, &InstanceView)> =
+        holders.into_iter().map(|(_, instance)| (seconds(instance), instance)).collect();
+    if costed.len() > config.holders_max {
+        let dearer = |a: &(f64, &InstanceView), b: &(f64, &InstanceView)| {
+            a.0.total_cmp(&b.0).then_with(|| a.1.instance.cmp(&b.1.instance))
+        };
+        costed.select_nth_unstable_by(config.holders_max, dearer);
+        costed.truncate(config.holders_max);
+    }
+    let mut chosen: Vec<&InstanceView> = costed.into_iter().map(|(_, instance)| instance).chain(idle).collect();
     chosen.push(least);
     chosen.sort_by_key(|instance| instance.instance);
     chosen.dedup_by_key(|instance| instance.instance);
