@@ -22,6 +22,8 @@ fn placed(loads: &[u64], hits: &[Vec<u32>]) -> Vec<(InstanceId, f64, f64)> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
     /// Scenario: many requests with any hits on a fleet of five; then one instance's load rises, by little and by more.
     /// Guarantees: only requests that were on that instance move, and of them exactly those for which it was cheapest by less than it
     /// became dearer; more load moves those that moved and maybe others. No threshold moves them all at once.
