@@ -33,7 +33,7 @@ const HELD_MAX: usize = 4096;
 /// What a shadow is shown.
 pub enum Shown {
     /// A look that moved the throttle.
-    Tick(PolicyInputRow),
+    Tick(Box<PolicyInputRow>),
     Decision(Box<Made>),
 }
 
@@ -152,7 +152,7 @@ impl ShadowSink {
     fn hold(&self, row: &PolicyInputRow) {
         if row.decision_id.is_empty() {
             match self.waiting.try_reserve() {
-                Ok(place) => place.send(Shown::Tick(row.clone())),
+                Ok(place) => place.send(Shown::Tick(Box::new(row.clone()))),
                 Err(_) => self.drop_one(),
             }
             return;
