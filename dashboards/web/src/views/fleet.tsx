@@ -24,7 +24,7 @@ w AS (
   SELECT model, tier, count(*) AS queued FROM (
     SELECT request_id, max(model) AS model, max(tier) AS tier,
            bool_or(event = 'queued') AND NOT bool_or(event IN ('dispatched', 'rejected', 'cancelled', 'failed', 'finished')) AS waits
-    FROM requests WHERE "at" > now() - INTERVAL '150 seconds' GROUP BY request_id)
+    FROM requests WHERE event <> 'grew' AND "at" > now() - INTERVAL '150 seconds' GROUP BY request_id)
   WHERE waits GROUP BY model, tier),
 r AS (
   SELECT model, tier, count(*) AS refused FROM decisions

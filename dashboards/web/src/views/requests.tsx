@@ -26,7 +26,7 @@ function list(place: Place): string {
   FROM decisions WHERE ${inRange(place, 'at')}${inGroup(place)}${outcome}),
 r AS (SELECT request_id, max(cached_tokens) AS cached_tokens, max(output_tokens) AS output_tokens, max(total_us) AS total_us,
          max(CASE WHEN event = 'first_token' THEN gap_us END) AS ttft_us
-  FROM requests WHERE ${inRange(place, 'at')} GROUP BY request_id)
+  FROM requests WHERE event <> 'grew' AND ${inRange(place, 'at')} GROUP BY request_id)
 SELECT d.*, r.cached_tokens, r.output_tokens, r.ttft_us, r.total_us
 FROM d LEFT JOIN r ON r.request_id = d.request_id
 ORDER BY ${order.sql} LIMIT 50`;
