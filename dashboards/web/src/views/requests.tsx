@@ -24,7 +24,7 @@ function list(place: Place): string {
   const outcome = place.outcome === undefined ? '' : ` AND outcome = ${literal(place.outcome)}`;
   return `WITH d AS (SELECT "at", request_id, model, tenant, tier, outcome, instance, prompt_tokens, reason
   FROM decisions WHERE ${inRange(place, 'at')}${inGroup(place)}${outcome}),
-r AS (SELECT request_id, max(cached_tokens) AS cached_tokens, max(output_tokens) AS output_tokens, max(total_us) AS total_us,
+r AS (SELECT request_id, max(cached_tokens) AS cached_tokens, max(CASE WHEN total_us IS NOT NULL THEN output_tokens END) AS output_tokens, max(total_us) AS total_us,
          max(CASE WHEN event = 'first_token' THEN gap_us END) AS ttft_us
   FROM requests WHERE event <> 'grew' AND ${inRange(place, 'at')} GROUP BY request_id)
 SELECT d.*, r.cached_tokens, r.output_tokens, r.ttft_us, r.total_us
