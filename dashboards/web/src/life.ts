@@ -3,6 +3,14 @@
 import { numberOf, textOf, type Row } from './sql';
 import type { Known } from './fleet';
 
+/** An id says when it was made (UUID version 7). Milliseconds since the epoch, or `null` for another id. */
+export function timeOfId(id: string): number | null {
+  const hex = /^(?:req|dec)-([0-9a-f]{12})7[0-9a-f]{19}$/.exec(id)?.[1];
+  const ms = hex === undefined ? null : Number.parseInt(hex, 16);
+  // Far beyond any id of ours, and still a date.
+  return ms === null || ms >= 2 ** 47 ? null : ms;
+}
+
 export interface Phase {
   id: 'decide' | 'queue' | 'first' | 'generate';
   /** Milliseconds since the request came. */

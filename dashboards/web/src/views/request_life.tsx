@@ -9,16 +9,29 @@ import { Waterfall } from '../components/waterfall';
 import { instanceName } from '../fleet';
 import { clock, count, durationText, percent, spoken, timeOfDay } from '../format';
 import { funnelOf } from '../funnel';
-import { decisionsOf, lifeOf, type Decision, type Life, type Phase } from '../life';
+import { decisionsOf, lifeOf, timeOfId, type Decision, type Life, type Phase } from '../life';
 import { instant, literal } from '../sql';
 import { useRows } from '../use_rows';
 import { OFTEN_MS, type ViewProps } from './view';
 
+/** Rows of a request are looked for from a little before the time of its id, and so long after it. */
+const BEFORE_MS = 10_000;
+const LIFE_MAX_MS = 3_600_000;
+
+/** The condition that spares reading the log outside of a request's life. */
+function around(id: string): string {
+  const at = timeOfId(id);
+  if (at === null) return '';
+  const from = id.startsWith('dec-') ? at - LIFE_MAX_MS : at - BEFORE_MS;
+  const [first, last] = [from, at + LIFE_MAX_MS].map((ms) => new Date(ms).toISOString());
+  return ` AND "at" >= TIMESTAMP '${first}' AND "at" <= TIMESTAMP '${last}'`;
+}
+
 /** The id searched for may be a decision's. */
 const of = (id: string) =>
   id.startsWith('dec-')
-    ? `request_id = (SELECT max(request_id) FROM decisions WHERE decision_id = ${literal(id)})`
-    : `request_id = ${literal(id)}`;
+    ? `request_id = (SELECT max(request_id) FROM decisions WHERE decision_id = ${literal(id)}${around(id)})${around(id)}`
+    : `request_id = ${literal(id)}${around(id)}`;
 
 export function RequestLife({ request, beat, fleet, tables }: ViewProps & { request: string }) {
   const events = useRows(`SELECT * FROM requests WHERE ${of(request)} ORDER BY seq LIMIT 5000`, beat, OFTEN_MS);

@@ -3,7 +3,7 @@
 // Guarantees: phases follow each other without holes, ends are told, every term of the table is shown, the chosen one is
 // marked and the cheapest comes first.
 import { expect, test } from 'vitest';
-import { decisionsOf, lifeOf } from '../../src/life';
+import { decisionsOf, lifeOf, timeOfId } from '../../src/life';
 
 const T0 = 1_772_600_767_000;
 const event = (seq: number, after: number, name: string, more: object = {}) => ({
@@ -111,4 +111,17 @@ test('every term is shown, the chosen one marked, the cheapest first', () => {
     { name: 'fetch', seconds: 0.2 },
   ]);
   expect(decision?.candidates[0]).toMatchObject({ total: 0.2, error: 0.01, compared: 0.2 });
+});
+
+test('an id says when it was made, another text does not', () => {
+  expect(timeOfId('req-019b8d2f6c007000800000000000000a')).toBe(0x019b8d2f6c00);
+  expect(timeOfId('dec-019b8d2f6c007000800000000000000a')).toBe(0x019b8d2f6c00);
+  for (const id of [
+    'req-1',
+    'req-ffffffffffff7000800000000000000a',
+    'req-019b8d2f6c004000800000000000000a',
+    "req-'none",
+    '',
+  ])
+    expect(timeOfId(id)).toBeNull();
 });
