@@ -3,7 +3,7 @@
 //! Invariant: `close` sees each epoch once, in order, with all rows of that epoch and of this worker's keys; so an
 //! operator that does not look at the order of rows within an epoch gives the same result on any number of workers.
 //! Cost: one exchange by key and one move per row; one `close` per epoch with rows or with a wake-up due.
-//! State: the rows of open epochs. Their number is bounded where rows enter: `FlowInputs` takes at most
+//! State: the rows of open epochs, and room for [`SPARE_ROWS`] more and as many outputs. The number of rows is bounded where rows enter: `FlowInputs` takes at most
 //! `max_rows_per_epoch` rows per worker and epoch, and at most `max_ahead` epochs ahead.
 use std::collections::BTreeMap;
 
@@ -89,6 +89,15 @@ impl<R> Held<R> {
     }
 }
 
+/// Room for rows that is kept from one epoch to the next, lest each asks the system for fresh memory; more is given back.
+const SPARE_ROWS: usize = 1 << 16;
+
+/// Empties a list; its room stays, if it is not too large.
+fn emptied<T>(mut rows: Vec<T>) -> Vec<T> {
+    rows.clear();
+    if rows.capacity() > SPARE_ROWS { Vec::new() } else { rows }
+}
+
 /// Runs `fold` over a stream; gives its output and what it refused.
 pub(crate) fn fold_epochs<'scope, F: EpochFold>(
     rows: StreamVec<'scope, u64, F::Row>,
@@ -103,21 +112,23 @@ pub(crate) fn fold_epochs<'scope, F: EpochFold>(
     builder.build(move |capabilities| {
         drop(capabilities);
         let mut held = Held { epochs: BTreeMap::new(), wake: None };
+        let mut spare = Vec::new();
+        let mut closed = Closed { out: Vec::new(), refused: Vec::new() };
         move |frontiers| {
             input.for_each(|capability, batch| {
                 let Some(epoch) = capability.least().copied() else { return };
                 let entry = held.epochs.entry(epoch).or_insert_with(|| {
                     let rights = Rights { out: capability.delayed(&epoch, 0), refused: capability.delayed(&epoch, 1) };
-                    (rights, Vec::new())
+                    (rights, std::mem::take(&mut spare))
                 });
                 entry.1.append(batch);
             });
             let (mut out, mut refused) = (out.activate(), refused.activate());
             while let Some((epoch, rights, mut rows)) = held.take_complete(&frontiers[0]) {
-                let mut closed = Closed { out: Vec::new(), refused: Vec::new() };
                 fold.close(epoch, &mut rows, &mut closed);
-                out.session(&rights.out).give_iterator(closed.out.into_iter());
-                refused.session(&rights.refused).give_iterator(closed.refused.into_iter());
+                out.session(&rights.out).give_iterator(closed.out.drain(..));
+                refused.session(&rights.refused).give_iterator(closed.refused.drain(..));
+                (spare, closed.out) = (emptied(rows), emptied(closed.out));
                 let due = fold.wake_at();
                 if held.wake.as_ref().map(|(epoch, _)| *epoch) != due {
                     held.wake = due.map(|due| (due, rights.delayed(due)));

@@ -19,15 +19,22 @@
 //! map access per block instead: `gather` (by request) asks, `lookup` (by block) answers, `assemble` (by request) sums up.
 //! No state is in one place: blocks and requests are spread by their hashes over all workers.
 //!
+//! Which blocks are held is kept once: the funnel reads it from the readers' index, corrected by what changed lately
+//! ([`BlocksHeld`], `holders`).
+//!
 //! Cost: per request one row exchanged per block there and back, O(blocks × holders). State: see the three parts; bounds
 //! are in [`FunnelConfig`], per worker. Late and missing parts: an end without a report, or that does not come for
 //! `close_after_epochs`, is *unreported*; a request refused or never placed is *not served*; one whose prompt never came
 //! is refused, since nothing can be told of it.
 mod assemble;
 mod gather;
+mod holders;
 mod layers;
 mod lookup;
 mod rows;
+mod seen;
+
+use std::sync::Arc;
 
 use differential_dataflow::VecCollection;
 use serde::{Deserialize, Serialize};
@@ -38,9 +45,11 @@ use timely::dataflow::{
 
 pub use layers::{LAYERS, LOSSES, Layer, Loss};
 pub use lookup::ANY_MODEL;
-pub use rows::{AskedRow, BlockChange, BlockRow, DecidedRow, EndedRow, FunnelPart, FunnelRow, MAX_NS_PER_TOKEN};
+pub use rows::{
+    AskedRow, BlockChange, BlockRow, DecidedRow, EndedRow, FunnelPart, FunnelRow, MAX_NS_PER_TOKEN, ServesRow,
+};
 
-use crate::{cache_index::CacheKey, epochs::fold_epochs, refused::Refused, rows::LEVELS};
+use crate::{cache_index::CacheKey, epochs::fold_epochs, prefix_index::PrefixIndex, refused::Refused, rows::LEVELS};
 use assemble::{AssembleFold, AssembleRow};
 use gather::{GatherFold, Gathered};
 use lookup::{LookupFold, LookupRow};
@@ -54,7 +63,8 @@ pub struct FunnelConfig {
     pub max_closed: usize,
     /// Blocks remembered as seen. At the bound: the one not asked for longest is forgotten (potential understated).
     pub max_hashes: usize,
-    /// (block, instance, level) held. At the bound: new ones are left out (present understated).
+    /// (block, instance, level) in an index of its own ([`BlocksHeld::Own`]). At the bound: new ones are left out (present
+    /// understated).
     pub max_holders: usize,
     /// How long a request's end may take, epochs; at least 1.
     pub close_after_epochs: u64,
@@ -73,6 +83,17 @@ impl Default for FunnelConfig {
             settle_epochs: 5,
         }
     }
+}
+
+/// Where the funnel reads which blocks are held.
+#[derive(Clone, Default)]
+pub enum BlocksHeld {
+    /// In an index of its own, made from the changes: where the readers' index is in another process.
+    #[default]
+    Own,
+    /// In the readers' index, to which somebody applies the changes of each epoch that all workers have closed, sooner or
+    /// later, and says so ([`PrefixIndex::complete`]). Saves the memory of the first.
+    Shared(Arc<PrefixIndex>),
 }
 
 /// One request's funnel.
@@ -112,7 +133,9 @@ pub struct Funnels<'scope> {
 ///
 /// ```
 /// use differential_dataflow::AsCollection;
-/// use operators::{AskedRow, DecidedRow, EndedRow, Funnel, FunnelConfig, FunnelPart, FunnelRow, Layer, Loss};
+/// use operators::{
+///     AskedRow, BlocksHeld, DecidedRow, EndedRow, Funnel, FunnelConfig, FunnelPart, FunnelRow, Layer, Loss,
+/// };
 /// use timely::dataflow::operators::{Capture, ToStream, capture::Extract};
 ///
 /// let asked = |request, at_us| {
@@ -132,7 +155,7 @@ pub struct Funnels<'scope> {
 ///     let rows = parts.into_iter().map(FunnelRow::Request).to_stream(scope).container::<Vec<_>>();
 ///     let blocks = vec![((7u64, 3u32, 0u8), 0u64, 1isize)].to_stream(scope).container::<Vec<_>>().as_collection();
 ///     let config = FunnelConfig { settle_epochs: 0, ..FunnelConfig::default() };
-///     rows.funnel(blocks, config).cases.capture()
+///     rows.funnel(blocks, BlocksHeld::Own, config).cases.capture()
 /// });
 /// let cases: Vec<_> = cases.extract().into_iter().flat_map(|(_, cases)| cases).collect();
 /// let second = cases.iter().find(|case| case.request == 2).unwrap();
@@ -142,15 +165,34 @@ pub struct Funnels<'scope> {
 /// ```
 pub trait Funnel<'scope> {
     /// Folds the parts of requests and the dates of blocks, with the set of blocks held, into one case per request.
-    fn funnel(self, blocks: VecCollection<'scope, u64, CacheKey, isize>, config: FunnelConfig) -> Funnels<'scope>;
+    fn funnel(
+        self,
+        blocks: VecCollection<'scope, u64, CacheKey, isize>,
+        held: BlocksHeld,
+        config: FunnelConfig,
+    ) -> Funnels<'scope>;
 }
 
 impl<'scope> Funnel<'scope> for StreamVec<'scope, u64, FunnelRow> {
-    fn funnel(self, blocks: VecCollection<'scope, u64, CacheKey, isize>, config: FunnelConfig) -> Funnels<'scope> {
+    fn funnel(
+        self,
+        blocks: VecCollection<'scope, u64, CacheKey, isize>,
+        held: BlocksHeld,
+        config: FunnelConfig,
+    ) -> Funnels<'scope> {
         let config = FunnelConfig { close_after_epochs: config.close_after_epochs.max(1), ..config };
-        let (parts, dates) = self.ok_err::<Vec<_>, _, Vec<_>, _, _>(|row| match row {
+        let workers = self.scope().peers() as u64;
+        let (parts, others) = self.ok_err::<Vec<_>, _, Vec<_>, _, _>(|row| match row {
             FunnelRow::Request(part) => Ok(part),
-            FunnelRow::Block(row) => Err(row),
+            FunnelRow::Block(row) => Err(LookupRow::Dated(row)),
+            FunnelRow::Serves(row) => Err(LookupRow::Serves { worker: 0, row }),
+        });
+        let others = others.flat_map(move |row| {
+            let copies = if matches!(row, LookupRow::Serves { .. }) { workers } else { 1 };
+            (0..copies).map(move |copy| match row {
+                LookupRow::Serves { row, .. } => LookupRow::Serves { worker: copy, row },
+                row => row,
+            })
         });
         let (gathered, parts_refused) = fold_epochs(parts, GatherFold::new(config));
         let (cases, asks) = gathered.ok_err::<Vec<_>, _, Vec<_>, _, _>(|row| match row {
@@ -158,8 +200,8 @@ impl<'scope> Funnel<'scope> for StreamVec<'scope, u64, FunnelRow> {
             Gathered::Ask(ask) => Err(LookupRow::Ask(ask)),
         });
         let changes = blocks.inner.map(|(key, _, diff)| LookupRow::Changed { key, diff: diff as i64 });
-        let lookups = asks.concat(changes).concat(dates.map(LookupRow::Dated));
-        let (found, lookups_refused) = fold_epochs(lookups, LookupFold::new(config));
+        let lookups = asks.concat(changes).concat(others);
+        let (found, lookups_refused) = fold_epochs(lookups, LookupFold::new(config, held));
         let (cases, _) = fold_epochs(cases.concat(found.map(AssembleRow::Found)), AssembleFold::default());
         Funnels { cases, refused: parts_refused.concat(lookups_refused) }
     }

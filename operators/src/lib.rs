@@ -6,8 +6,8 @@
 //! operators one by one, [`ServiceTimes`], [`OutputLength`] and [`ArrivalTrend`] the predictors, whose rows hold snapshots
 //! to predict from; [`PrefixIndex`] is the concurrent reader side of the cache view.
 //!
-//! Files: `rows` (inputs), `refused` (the error stream), `epochs` (the timely plumbing all operators share), one file
-//! per operator, `inputs` and `views` (assembly), `reference/` (a slow, plain twin of each operator, for tests).
+//! Files: `rows` (inputs), `refused` (the error stream), `epochs` (the timely plumbing all operators share), `shards` (a
+//! map that grows in small steps), one file per operator, `inputs` and `views` (assembly), `reference/` (a slow, plain twin of each operator, for tests).
 //!
 //! Invariants: time is a `u64` epoch counter; an operator's state after an epoch is a function of the rows of the epochs
 //! up to it and not of their order within an epoch, so any number of workers gives the same result (until a bound is met:
@@ -46,6 +46,7 @@ pub mod rows;
 pub mod service_time;
 pub mod session_activity;
 mod session_sketch;
+mod shards;
 pub mod step_regression;
 pub mod traffic_window;
 pub mod views;
@@ -62,8 +63,8 @@ pub use diagnosis::{
     WorstStep,
 };
 pub use funnel::{
-    AskedRow, BlockChange, BlockRow, DecidedRow, EndedRow, Funnel, FunnelCase, FunnelConfig, FunnelPart, FunnelRow,
-    Funnels, LAYERS, LOSSES, Layer, Loss,
+    AskedRow, BlockChange, BlockRow, BlocksHeld, DecidedRow, EndedRow, Funnel, FunnelCase, FunnelConfig, FunnelPart,
+    FunnelRow, Funnels, LAYERS, LOSSES, Layer, Loss, ServesRow,
 };
 pub use funnel_window::{FunnelGroup, FunnelSums, FunnelWindow, FunnelWindowConfig, FunnelWindowRow};
 pub use holt_winters::{Trend, TrendGains};

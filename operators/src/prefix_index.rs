@@ -74,6 +74,8 @@ pub struct PrefixIndex {
     max_entries: usize,
     entries: AtomicUsize,
     dropped: AtomicU64,
+    /// The first epoch that is not whole here.
+    open: AtomicU64,
 }
 
 impl PrefixIndex {
@@ -86,6 +88,7 @@ impl PrefixIndex {
             max_entries: config.max_entries,
             entries: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
+            open: AtomicU64::new(0),
         }
     }
 
@@ -112,6 +115,27 @@ impl PrefixIndex {
         self.entries.store(entries, Ordering::Relaxed);
         self.dropped.fetch_add(dropped, Ordering::Relaxed);
         table.publish(&self.root);
+    }
+
+    /// Says that the changes of all epochs up to `epoch` have been applied.
+    pub fn complete(&self, epoch: u64) {
+        self.open.fetch_max(epoch + 1, Ordering::Release);
+    }
+
+    /// The first epoch whose changes may be missing. Look-ups made afterwards know all before it.
+    pub fn open(&self) -> u64 {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// Who holds a block: each instance and level. `scratch` is overwritten.
+    pub fn holders<'a>(&self, hash: u64, scratch: &'a mut Vec<u32>) -> impl Iterator<Item = (u32, u8)> + use<'a> {
+        scratch.clear();
+        let root = self.root.load();
+        root.holders(root.word(self.mix.key(hash)), scratch);
+        scratch.iter().flat_map(|holder| {
+            let (instance, levels) = (instance_of(*holder), levels_of(*holder));
+            (0..LEVELS).filter(move |level| levels & 1 << level != 0).map(move |level| (instance, level))
+        })
     }
 
     /// The key of a hash and the bit of a level; `None` for what the table cannot hold.

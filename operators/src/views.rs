@@ -19,13 +19,13 @@ use timely::{
 };
 
 use crate::{
-    ArrivalTrend, ArrivalTrendConfig, ArrivalTrendRow, AtomLoad, AtomLoadConfig, BucketLoad, BucketLoadConfig,
-    BucketPlan, CacheIndex, CacheIndexConfig, CacheKey, CacheReport, CurveRow, Diagnosis, DiagnosisConfig,
-    DiagnosisInput, DiagnosisRow, DistributionConfig, DistributionRow, Funnel, FunnelCase, FunnelConfig, FunnelRow,
-    FunnelWindow, FunnelWindowConfig, FunnelWindowRow, InstanceState, InstanceStateConfig, InstanceStates, LoadKey,
-    LoadTotal, OutputLength, OutputLengthConfig, OutputLengthRow, Refused, RequestDistribution, ReuseDistance,
-    ReuseDistanceConfig, ServiceTimeConfig, ServiceTimeRow, ServiceTimes, SessionActivity, SessionConfig, SessionRow,
-    atom_load,
+    ArrivalTrend, ArrivalTrendConfig, ArrivalTrendRow, AtomLoad, AtomLoadConfig, BlocksHeld, BucketLoad,
+    BucketLoadConfig, BucketPlan, CacheIndex, CacheIndexConfig, CacheKey, CacheReport, CurveRow, Diagnosis,
+    DiagnosisConfig, DiagnosisInput, DiagnosisRow, DistributionConfig, DistributionRow, Funnel, FunnelCase,
+    FunnelConfig, FunnelRow, FunnelWindow, FunnelWindowConfig, FunnelWindowRow, InstanceState, InstanceStateConfig,
+    InstanceStates, LoadKey, LoadTotal, OutputLength, OutputLengthConfig, OutputLengthRow, Refused,
+    RequestDistribution, ReuseDistance, ReuseDistanceConfig, ServiceTimeConfig, ServiceTimeRow, ServiceTimes,
+    SessionActivity, SessionConfig, SessionRow, atom_load,
     inputs::{FeedConfig, FlowInputs},
     rows::{KvRow, LoadRow, PromptRow, StepRow, TrafficRow},
 };
@@ -201,10 +201,19 @@ pub fn build(
     config: &FlowConfig,
     on_changes: impl FnMut(usize, ViewChanges) + 'static,
 ) -> FlowHandles {
+    build_beside(worker, (config, BlocksHeld::Own), on_changes)
+}
+
+/// [`build`] beside an index of the blocks held, which `on_changes` or somebody behind it keeps.
+pub fn build_beside(
+    worker: &mut Worker,
+    (config, held): (&FlowConfig, BlocksHeld),
+    on_changes: impl FnMut(usize, ViewChanges) + 'static,
+) -> FlowHandles {
     let (index, closed) = (worker.index(), Closed::default());
     let inputs = worker.dataflow_named("Views", |scope| {
         let (inputs, streams) = FlowInputs::new(scope, config.feed);
-        let mut outputs = wire(streams, config);
+        let mut outputs = wire(streams, (config, held));
         if config.gather == Gather::ToFirst {
             outputs = outputs.gathered();
         }
@@ -215,7 +224,7 @@ pub fn build(
 }
 
 /// Puts the operators on the inputs; for dataflows that have more to add.
-pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewStreams<'scope> {
+pub fn wire<'scope>(inputs: InputStreams<'scope>, (config, held): (&FlowConfig, BlocksHeld)) -> ViewStreams<'scope> {
     let load = inputs.load.atom_load(config.load);
     let cache = inputs.kv.cache_index(config.cache);
     let buckets = load.changes.clone().bucket_load(inputs.plans, config.buckets);
@@ -226,7 +235,7 @@ pub fn wire<'scope>(inputs: InputStreams<'scope>, config: &FlowConfig) -> ViewSt
     let service_times = inputs.steps.clone().service_time(config.service_time);
     let instances = inputs.steps.instance_state(config.instances);
     let reuse = inputs.prompts.reuse_distance(config.reuse);
-    let funnel = inputs.funnel.funnel(cache.blocks.clone(), config.funnel);
+    let funnel = inputs.funnel.funnel(cache.blocks.clone(), held, config.funnel);
     let diagnosis = inputs.diagnosis.diagnosis(config.diagnosis);
     let loads = inputs
         .late

@@ -5,9 +5,10 @@
 //! held waits, unseen, until the parent is; then it and those that wait for it are held, with the references they had.
 //! It is not called an orphan again when its parent goes later.
 //! Invariant: a block is held or waits, never both; `entries` and `sums` are those of the blocks held.
-//! Cost: O(1) per call, and per block adopted; `drain_bucket` and `drain` cost the blocks of the instance.
-//! State: 16 bytes a block and map slack; bounded by the caller's [`Room`].
-use crate::{IntMap, rows::LEVELS};
+//! Cost: O(1) per call, and per block adopted; `drain_bucket` costs the blocks of its bucket and all orphans, `drain` the
+//! blocks of the instance. State: 17 bytes a block and map slack, in tables that grow one by one (`shards`); bounded by the
+//! caller's [`Room`].
+use crate::{IntMap, rows::LEVELS, shards::Shards};
 
 /// Most references counted per block and level.
 pub const MAX_REFERENCES: u8 = u8::MAX;
@@ -58,7 +59,7 @@ struct Orphan {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Store {
-    blocks: IntMap<u64, References>,
+    blocks: Shards<References>,
     orphans: IntMap<u64, Orphan>,
     /// Parent to the orphans that wait for it.
     waiting: IntMap<u64, Vec<u64>>,
@@ -96,14 +97,14 @@ impl Store {
         changes: &mut Vec<Change>,
     ) -> Result<(), Full> {
         if let Some(orphan) = self.orphans.get_mut(&hash) {
-            if parent.is_some_and(|parent| !self.blocks.contains_key(&parent)) {
+            if parent.is_some_and(|parent| !self.blocks.contains(parent)) {
                 return reference(&mut orphan.references[usize::from(level)]);
             }
             // Its parent is another, or not asked for: it waits no longer.
             self.settle(hash, room, changes)?;
         } else if let Some(parent) = parent
-            && !self.blocks.contains_key(&parent)
-            && !self.blocks.contains_key(&hash)
+            && !self.blocks.contains(parent)
+            && !self.blocks.contains(hash)
         {
             if self.orphans.len() >= room.orphans {
                 return Err(Full::Orphans);
@@ -114,7 +115,7 @@ impl Store {
             self.waiting.entry(parent).or_default().push(hash);
             return Ok(());
         }
-        let is_new = !self.blocks.contains_key(&hash);
+        let is_new = !self.blocks.contains(hash);
         self.hold((hash, level), room, changes)?;
         if is_new {
             self.adopt(hash, room, changes)?;
@@ -125,7 +126,7 @@ impl Store {
     /// One more reference to a block that does not wait.
     fn hold(&mut self, (hash, level): (u64, u8), room: Room, changes: &mut Vec<Change>) -> Result<(), Full> {
         let at = usize::from(level);
-        if let Some(references) = self.blocks.get_mut(&hash)
+        if let Some(references) = self.blocks.get_mut(hash)
             && references[at] > 0
         {
             return reference(&mut references[at]);
@@ -133,7 +134,7 @@ impl Store {
         if self.entries >= room.entries {
             return Err(Full::Entries);
         }
-        self.blocks.entry(hash).or_default()[at] = 1;
+        self.blocks.of_mut(hash).entry(hash).or_default()[at] = 1;
         self.entries += 1;
         let sum = &mut self.sums[usize::from(audit_bucket(hash))];
         (sum.blocks, sum.sum) = (sum.blocks + 1, sum.sum.wrapping_add(audit_weight(hash, level)));
@@ -149,7 +150,7 @@ impl Store {
             for hash in self.waiting.remove(&parent).unwrap_or_default() {
                 let Some(orphan) = self.orphans.remove(&hash) else { continue };
                 result = self.restore(hash, &orphan.references, (room, changes)).and(result);
-                if self.blocks.contains_key(&hash) {
+                if self.blocks.contains(hash) {
                     parents.push(hash);
                 }
             }
@@ -172,7 +173,7 @@ impl Store {
     ) -> Result<(), Full> {
         for level in levels(references) {
             self.hold((hash, level), room, changes)?;
-            if let Some(held) = self.blocks.get_mut(&hash) {
+            if let Some(held) = self.blocks.get_mut(hash) {
                 held[usize::from(level)] = references[usize::from(level)];
             }
         }
@@ -200,13 +201,13 @@ impl Store {
             }
             return;
         }
-        let Some(references) = self.blocks.get_mut(&hash).filter(|references| references[at] > 0) else { return };
+        let Some(references) = self.blocks.get_mut(hash).filter(|references| references[at] > 0) else { return };
         references[at] -= 1;
         if references[at] > 0 {
             return;
         }
         if levels(references).next().is_none() {
-            self.blocks.remove(&hash);
+            self.blocks.of_mut(hash).remove(&hash);
         }
         self.left((hash, level), changes);
     }
@@ -224,7 +225,7 @@ impl Store {
         for hash in orphans {
             self.forget_orphan(hash);
         }
-        let drained = self.blocks.extract_if(|hash, _| audit_bucket(*hash) == bucket);
+        let drained = self.blocks.take_part(bucket.into(), AUDIT_BUCKETS.into());
         let held: Vec<(u64, u8)> = drained
             .flat_map(|(hash, references)| levels(&references).map(|level| (hash, level)).collect::<Vec<_>>())
             .collect();
@@ -235,7 +236,7 @@ impl Store {
     /// Empties the store.
     pub fn drain(&mut self, changes: &mut Vec<Change>) {
         let held = std::mem::take(self).blocks;
-        let held = held.iter().flat_map(|(hash, references)| levels(references).map(|level| (*hash, level, -1)));
+        let held = held.iter().flat_map(|(hash, references)| levels(references).map(move |level| (hash, level, -1)));
         changes.extend(held);
     }
 }

@@ -1,4 +1,5 @@
-//! What the funnel is told: of each request its prompt, the decision and the end; of blocks, when they came and went.
+//! What the funnel is told: of each request its prompt, the decision and the end; of blocks, when they came and
+//! went; of instances, which model they serve.
 //!
 //! Invariant: a row that passes `check` can be folded without overflow or panic. Cost: `check` is O(1). State: none.
 use serde::{Deserialize, Serialize};
@@ -78,8 +79,15 @@ pub struct BlockRow {
     pub level: u8,
     pub change: BlockChange,
     pub at_us: i64,
-    /// The model that the instance serves, or [`ANY_MODEL`](super::ANY_MODEL).
+}
+
+/// Which model an instance serves from then on; until it is told, its blocks count for every model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ServesRow {
+    pub instance: u32,
+    /// [`ANY_MODEL`](super::ANY_MODEL) if it is not known.
     pub model: u32,
+    pub at_us: i64,
 }
 
 /// A row of the funnel's input.
@@ -87,6 +95,7 @@ pub struct BlockRow {
 pub enum FunnelRow {
     Request(FunnelPart),
     Block(BlockRow),
+    Serves(ServesRow),
 }
 
 fn at(at_us: i64) -> Result<(), Refusal> {
@@ -126,6 +135,14 @@ impl FunnelPart {
                 within(Field::CachedTokens, row.delivered.unwrap_or(0).into(), 0..=MAX_TOKENS)
             }
         }
+    }
+}
+
+impl ServesRow {
+    /// # Errors
+    /// Names the field outside its range.
+    pub fn check(&self) -> Result<(), Refusal> {
+        at(self.at_us)
     }
 }
 

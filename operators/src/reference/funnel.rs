@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     AskedRow, BlockChange, BlockRow, CacheKey, DecidedRow, EndedRow, FunnelCase, FunnelConfig, FunnelPart, FunnelRow,
-    LOSSES, Layer, Loss, funnel::ANY_MODEL,
+    LOSSES, Layer, Loss, ServesRow, funnel::ANY_MODEL,
 };
 
 /// See the module.
@@ -14,6 +14,7 @@ pub struct SlowFunnel {
     config: FunnelConfig,
     parts: Vec<(u64, FunnelPart)>,
     dates: Vec<(u64, BlockRow)>,
+    serves: Vec<(u64, ServesRow)>,
     /// What was held after each epoch.
     held: Vec<BTreeSet<CacheKey>>,
 }
@@ -51,7 +52,7 @@ fn first<T: Clone + Ord>(parts: &[(u64, T)]) -> Option<(u64, T)> {
 
 impl SlowFunnel {
     pub fn new(config: FunnelConfig) -> Self {
-        Self { config, parts: Vec::new(), dates: Vec::new(), held: Vec::new() }
+        Self { config, parts: Vec::new(), dates: Vec::new(), serves: Vec::new(), held: Vec::new() }
     }
 
     /// Folds one epoch, must be called for every epoch from 0 on; `held`: the cache index after it. Gives its cases, sorted.
@@ -60,6 +61,7 @@ impl SlowFunnel {
             match row {
                 FunnelRow::Request(part) if part.check().is_ok() => self.parts.push((epoch, part.clone())),
                 FunnelRow::Block(row) if row.check().is_ok() => self.dates.push((epoch, *row)),
+                FunnelRow::Serves(row) if row.check().is_ok() => self.serves.push((epoch, *row)),
                 _ => {}
             }
         }
@@ -115,13 +117,19 @@ impl SlowFunnel {
         Some(Story { asked, decided, ended, asks, closes })
     }
 
-    /// Spans of time in which `key` was held, as known in epoch `known`, with the model it is known to be of.
-    fn spans(&self, key: CacheKey, known: u64) -> Vec<(i64, Option<i64>, Option<u32>)> {
+    /// The model of an instance's blocks, as known in an epoch.
+    fn model(&self, instance: u32, known: u64) -> u32 {
+        let told = self.serves.iter().filter(|(epoch, row)| *epoch <= known && row.instance == instance);
+        told.map(|(_, row)| (row.at_us, row.model)).max().map_or(ANY_MODEL, |(_, model)| model)
+    }
+
+    /// Spans of time in which `key` was held, as known in epoch `known`.
+    fn spans(&self, key: CacheKey, known: u64) -> Vec<(i64, Option<i64>)> {
         let is_held = |epoch: u64| self.held[epoch as usize].contains(&key);
-        let dated = |change: BlockChange, epoch: u64| -> Vec<(i64, u32)> {
+        let dated = |change: BlockChange, epoch: u64| -> Vec<i64> {
             let of = |row: &BlockRow| (row.hash, row.instance, row.level) == key && row.change == change;
             let rows = self.dates.iter().filter(|(at, row)| *at == epoch && of(row));
-            rows.map(|(_, row)| (row.at_us, row.model)).collect()
+            rows.map(|(_, row)| row.at_us).collect()
         };
         let mut spans = Vec::new();
         let mut since = None;
@@ -137,17 +145,19 @@ impl SlowFunnel {
                     .find(|at| !dated(BlockChange::Stored, *at).is_empty());
                 let told = told.filter(|at| at + self.config.settle_epochs >= epoch);
                 let date = told.and_then(|at| dated(BlockChange::Stored, at).into_iter().min());
-                since = Some(date.map_or((i64::MIN, None), |(at_us, model)| (at_us, Some(model))));
+                // What came long ago was always there.
+                let date = date.filter(|_| epoch + 2 * self.config.settle_epochs >= known);
+                since = Some(date.unwrap_or(i64::MIN));
             }
             if was && !is_held(epoch) {
-                let (from, model) = since.take().expect("invariant: it was held");
-                let until = dated(BlockChange::Removed, epoch).into_iter().map(|(at_us, _)| at_us).max();
+                let from = since.take().expect("invariant: it was held");
+                let until = dated(BlockChange::Removed, epoch).into_iter().max();
                 if epoch + self.config.settle_epochs >= known {
-                    spans.push((from, Some(until.unwrap_or(i64::MIN)), model));
+                    spans.push((from, Some(until.unwrap_or(i64::MIN))));
                 }
             }
         }
-        spans.extend(since.map(|(from, model)| (from, None, model)));
+        spans.extend(since.map(|from| (from, None)));
         spans
     }
 
@@ -156,17 +166,15 @@ impl SlowFunnel {
         let keys: BTreeSet<CacheKey> = self.held.iter().flatten().filter(|key| key.0 == hash).copied().collect();
         let mut holders: Vec<(u32, u8)> = Vec::new();
         for key in keys {
-            let is_held = self.spans(key, answered).into_iter().any(|(from, until, of)| {
-                from <= at_us
-                    && until.is_none_or(|until| at_us < until)
-                    && of.is_none_or(|of| [model, ANY_MODEL].contains(&of))
-            });
-            if is_held && !holders.iter().any(|(instance, _)| *instance == key.1) {
+            let is_model = [model, ANY_MODEL].contains(&self.model(key.1, answered));
+            let spans = self.spans(key, answered);
+            let is_then = spans.iter().any(|(from, until)| *from <= at_us && until.is_none_or(|until| at_us < until));
+            if is_then && is_model && !holders.iter().any(|(instance, _)| *instance == key.1) {
                 holders.push((key.1, key.2));
             }
         }
         let stored = self.dates.iter().any(|(epoch, row)| {
-            let is_model = [model, ANY_MODEL].contains(&row.model);
+            let is_model = [model, ANY_MODEL].contains(&self.model(row.instance, *epoch));
             let is_of = row.hash == hash && is_model && row.change == BlockChange::Stored;
             is_of && *epoch <= answered && row.at_us <= at_us
         });

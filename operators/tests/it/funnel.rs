@@ -1,20 +1,24 @@
 //! C5: the hit-rate funnel.
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex},
+};
 
 use operators::{
-    AskedRow, BlockChange, BlockRow, CacheIndex, CacheIndexConfig, DecidedRow, EndedRow, Funnel, FunnelCase,
-    FunnelConfig, FunnelPart, FunnelRow, KvChange, KvRow, Layer, Loss, Refusal, Refused,
+    AskedRow, BlockChange, BlockRow, BlocksHeld, CacheKey, DecidedRow, EndedRow, FlowConfig, FlowRows, FunnelCase,
+    FunnelConfig, FunnelPart, FunnelRow, Input, KvChange, KvRow, Layer, Loss, PrefixIndex, PrefixIndexConfig, Refusal,
+    Refused, ServesRow, ViewChanges,
     funnel::ANY_MODEL,
     reference::{cache_index::SlowCacheIndex, funnel::SlowFunnel},
+    views,
 };
 use proptest::prelude::*;
-use serde::{Deserialize, Serialize};
-use timely::dataflow::operators::{Probe, core::OkErr};
+use timely::Config;
 
-use crate::harness::{Epochs, Schedule, Timed, by_epoch, collect, run, schedules};
+use crate::harness::{Epochs, Schedule, schedules};
 
-/// Both inputs of the operator in one stream: the cache index's rows, and its own.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// What a worker is fed: the cache index's rows, and the funnel's own.
+#[derive(Clone, Debug)]
 enum Fed {
     Kv(KvRow),
     Funnel(FunnelRow),
@@ -25,6 +29,7 @@ enum Fed {
 enum Event {
     Part(FunnelPart),
     Date(BlockRow),
+    Serves(ServesRow),
     /// A change of an instance's store; a restart before it; the time that is told of it, if any.
     Kv(u32, KvChange, bool, Option<i64>),
 }
@@ -68,14 +73,18 @@ fn parts() -> impl Strategy<Value = FunnelPart> {
 }
 
 fn events() -> impl Strategy<Value = Event> {
-    let date = (1..10u64, 0..3u32, 0..3u8, any::<bool>(), 0..40i64, 0..2u32).prop_map(
-        |(hash, instance, level, is_stored, at_us, model)| {
+    let date =
+        (1..10u64, 0..3u32, 0..3u8, any::<bool>(), 0..40i64).prop_map(|(hash, instance, level, is_stored, at_us)| {
             let change = if is_stored { BlockChange::Stored } else { BlockChange::Removed };
             // A level of 2 stands for a malformed row.
             let level = if level == 2 { 9 } else { level };
-            Event::Date(BlockRow { hash, instance, level, change, at_us, model })
-        },
-    );
+            Event::Date(BlockRow { hash, instance, level, change, at_us })
+        });
+    // What the third instance serves is never known; a time before the first is a malformed row.
+    let serves = (0..3u32, 0..2u32, -4..40i64).prop_map(|(instance, model, at_us)| {
+        let model = if instance == 2 { ANY_MODEL } else { model };
+        Event::Serves(ServesRow { instance, model, at_us })
+    });
     let change = prop_oneof![
         8 => (1..10u64, 0..2u8).prop_map(|(hash, level)| KvChange::Stored { hash, parent: None, level, tokens: 16 }),
         4 => (1..10u64, 0..2u8).prop_map(|(hash, level)| KvChange::Removed { hash, level }),
@@ -84,7 +93,7 @@ fn events() -> impl Strategy<Value = Event> {
     let restart = prop_oneof![20 => Just(false), 1 => Just(true)];
     let kv = (0..3u32, change, restart, prop::option::weighted(0.8, 0..40i64))
         .prop_map(|(instance, change, restart, at_us)| Event::Kv(instance, change, restart, at_us));
-    prop_oneof![4 => parts().prop_map(Event::Part), 1 => date, 6 => kv]
+    prop_oneof![8 => parts().prop_map(Event::Part), 2 => date, 1 => serves, 12 => kv]
 }
 
 /// Numbers the changes of each instance and dates them.
@@ -97,6 +106,7 @@ fn feed(events: Schedule<Event>) -> Schedule<Fed> {
             match event {
                 Event::Part(part) => rows.push(Fed::Funnel(FunnelRow::Request(part))),
                 Event::Date(row) => rows.push(Fed::Funnel(FunnelRow::Block(row))),
+                Event::Serves(row) => rows.push(Fed::Funnel(FunnelRow::Serves(row))),
                 Event::Kv(instance, change, restart, at_us) => {
                     let head = heads.entry(instance).or_insert((1, 0));
                     *head = if restart { (head.0 + 1, 1) } else { (head.0, head.1 + 1) };
@@ -107,9 +117,7 @@ fn feed(events: Schedule<Event>) -> Schedule<Fed> {
                         _ => None,
                     };
                     rows.extend(dated.zip(at_us).map(|((hash, level, change), at_us)| {
-                        // What the third instance serves is not known.
-                        let model = if instance == 2 { ANY_MODEL } else { instance };
-                        Fed::Funnel(FunnelRow::Block(BlockRow { hash, instance, level, change, at_us, model }))
+                        Fed::Funnel(FunnelRow::Block(BlockRow { hash, instance, level, change, at_us }))
                     }));
                 }
             }
@@ -118,20 +126,86 @@ fn feed(events: Schedule<Event>) -> Schedule<Fed> {
     fed
 }
 
-fn operate(workers: usize, schedule: &Schedule<Fed>, config: FunnelConfig) -> (Epochs<FunnelCase>, Epochs<Refused>) {
-    let (cases, refused): (Timed<_>, Timed<_>) = Default::default();
-    let (to_cases, to_refused) = (cases.clone(), refused.clone());
-    run(workers, schedule, move |fed, probe| {
-        let (kv, rows) = fed.ok_err::<Vec<_>, _, Vec<_>, _, _>(|fed| match fed {
-            Fed::Kv(row) => Ok(row),
-            Fed::Funnel(row) => Err(row),
+/// Where the funnel reads what is held.
+#[derive(Clone, Copy, Debug)]
+enum Reads {
+    Own,
+    /// From an index that has the changes of an epoch that many epochs after all workers closed it.
+    Shared {
+        lag: u64,
+    },
+}
+
+/// Keeps an index as a reader of all workers' changes does.
+struct Keeper {
+    index: Arc<PrefixIndex>,
+    lag: u64,
+    /// Per worker, its changes and the last epoch it closed.
+    workers: Vec<(VecDeque<(u64, Vec<(CacheKey, i64)>)>, Option<u64>)>,
+}
+
+impl Keeper {
+    fn take(&mut self, worker: usize, changes: &ViewChanges) {
+        self.workers[worker].0.push_back((changes.epoch, changes.cache.clone()));
+        self.workers[worker].1 = Some(changes.epoch);
+        let closed = self.workers.iter().map(|(_, closed)| *closed).min().flatten();
+        let Some(complete) = closed.and_then(|closed| closed.checked_sub(self.lag)) else { return };
+        for (queue, _) in &mut self.workers {
+            while let Some((_, changes)) = queue.pop_front_if(|(epoch, _)| *epoch <= complete) {
+                self.index.apply(&changes);
+            }
+        }
+        self.index.complete(complete);
+    }
+}
+
+type Told = Arc<Mutex<(Epochs<FunnelCase>, Epochs<Refused>)>>;
+
+fn operate(
+    (workers, reads): (usize, Reads),
+    schedule: &Schedule<Fed>,
+    funnel: FunnelConfig,
+) -> (Epochs<FunnelCase>, Epochs<Refused>) {
+    let index = Arc::new(PrefixIndex::new(PrefixIndexConfig { segment_buckets: 1, ..PrefixIndexConfig::default() }));
+    let (held, lag) = match reads {
+        Reads::Own => (BlocksHeld::Own, 0),
+        Reads::Shared { lag } => (BlocksHeld::Shared(index.clone()), lag),
+    };
+    let keeper = Arc::new(Mutex::new(Keeper { index, lag, workers: vec![(VecDeque::new(), None); workers] }));
+    let (told, schedule) = (Told::default(), schedule.clone());
+    let to = told.clone();
+    let timely = if workers == 1 { Config::thread() } else { Config::process(workers) };
+    let guards = timely::execute(timely, move |worker| {
+        let (keeper, to) = (keeper.clone(), to.clone());
+        let config = FlowConfig { funnel, ..FlowConfig::default() };
+        let mut flow = views::build_beside(worker, (&config, held.clone()), move |worker, changes| {
+            keeper.lock().unwrap().take(worker, &changes);
+            let (cases, refused) = &mut *to.lock().unwrap();
+            changes.funnel.iter().for_each(|case| cases.entry(case.epoch).or_default().push(*case));
+            let own = changes.refused.iter().filter(|row| row.input == Input::Funnel);
+            own.for_each(|row| refused.entry(row.epoch).or_default().push(*row));
         });
-        let blocks = kv.cache_index(CacheIndexConfig::default()).blocks;
-        let funnel = rows.funnel(blocks, config);
-        collect(funnel.cases.probe_with(probe), &to_cases, |case: &FunnelCase| (case.epoch, *case));
-        collect(funnel.refused, &to_refused, |refused: &Refused| (refused.epoch, *refused));
+        for (epoch, fed) in &schedule {
+            flow.inputs.advance(*epoch).unwrap();
+            let mut rows = FlowRows::default();
+            for fed in fed.iter().skip(worker.index()).step_by(worker.peers()) {
+                match fed.clone() {
+                    Fed::Kv(row) => rows.kv.push(row),
+                    Fed::Funnel(row) => rows.funnel.push(row),
+                }
+            }
+            flow.inputs.send(&mut rows).unwrap();
+            worker.step();
+        }
+        let last = schedule.keys().last().copied().unwrap_or(0);
+        while last > 0 && flow.closed().is_none_or(|closed| closed < last - 1) {
+            worker.step();
+        }
     });
-    (by_epoch(&cases), by_epoch(&refused))
+    guards.unwrap().join().into_iter().for_each(|result| result.unwrap());
+    let (mut cases, refused) = std::mem::take(&mut *told.lock().unwrap());
+    cases.values_mut().for_each(|cases| cases.sort());
+    (cases, refused)
 }
 
 /// `layer k = layer k + 1 + its losses`, and all of it from end to end.
@@ -153,12 +227,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     /// Scenario: random parts of six requests, missing, doubled and out of order, over prompts that share prefixes;
-    /// instances that store, drop, clear and restart, dated or not; malformed rows; on one, two and four workers.
+    /// instances that store, drop, clear, restart and change their model, dated or not; malformed rows; on one, two and four
+    /// workers, with an index of the funnel's own and with one that lags behind.
     /// Guarantees: after every epoch the cases are the twin's, token by token; each reconciles exactly; a bad row is
     /// refused.
     #[test]
     fn equals_the_twin_after_every_epoch(
-        events in schedules(events(), 12, 24), close_after_epochs in 1..12u64, settle_epochs in 0..4u64,
+        events in schedules(events(), 12, 24), close_after_epochs in 1..12u64, settle_epochs in 0..4u64, lag in 0..8u64,
     ) {
         let config = FunnelConfig { close_after_epochs, settle_epochs, ..FunnelConfig::default() };
         let mut schedule = feed(events);
@@ -166,7 +241,9 @@ proptest! {
         schedule.insert(end + 1, Vec::new());
         let mut runs = Vec::new();
         for workers in [1, 2, 4] {
-            runs.push(operate(workers, &schedule, config));
+            for reads in [Reads::Own, Reads::Shared { lag: 0 }, Reads::Shared { lag }] {
+                runs.push(operate((workers, reads), &schedule, config));
+            }
         }
         let (mut twin, mut index) = (SlowFunnel::new(config), SlowCacheIndex::default());
         for epoch in 0..=end {
@@ -180,6 +257,7 @@ proptest! {
             let malformed = own.iter().filter(|row| match row {
                 FunnelRow::Request(part) => part.check().is_err(),
                 FunnelRow::Block(row) => row.check().is_err(),
+                FunnelRow::Serves(row) => row.check().is_err(),
             });
             let malformed = malformed.count();
             for (cases, refused) in &mut runs {
@@ -217,7 +295,7 @@ fn kv(instance: u32, seq: u64, event: KvChange) -> Fed {
 }
 
 fn stored(instance: u32, seq: u64, (hash, level, at_us): (u64, u8, i64)) -> [Fed; 2] {
-    let date = BlockRow { hash, instance, level, change: BlockChange::Stored, at_us, model: 0 };
+    let date = BlockRow { hash, instance, level, change: BlockChange::Stored, at_us };
     let event = KvChange::Stored { hash, parent: None, level, tokens: 16 };
     [kv(instance, seq, event), Fed::Funnel(FunnelRow::Block(date))]
 }
@@ -226,7 +304,7 @@ fn stored(instance: u32, seq: u64, (hash, level, at_us): (u64, u8, i64)) -> [Fed
 fn ninth(rows: Schedule<Fed>, config: FunnelConfig) -> ([u64; 7], Vec<(&'static str, i64)>) {
     let mut rows = rows;
     rows.insert(200, Vec::new());
-    let (cases, _) = operate(2, &rows, config);
+    let (cases, _) = operate((2, Reads::Shared { lag: 1 }), &rows, config);
     let case = *cases.values().flatten().find(|case| case.request == 9).unwrap();
     let lost = Loss::ALL.into_iter().filter(|loss| case.losses[*loss as usize] != 0);
     (case.layers, lost.map(|loss| (loss.name(), case.losses[loss as usize])).collect())
@@ -301,7 +379,7 @@ fn a_claim_of_nothing_is_a_phantom() {
 fn missing_parts_are_told_by_name() {
     let rows =
         vec![asked(9, 5), decided(9, 6, [0; 3]), decided(2, 6, [0; 3]), ended(2, Some(4)), asked(3, 5), ended(3, None)];
-    let (cases, refused) = operate(2, &Schedule::from([(1, rows), (200, Vec::new())]), config());
+    let (cases, refused) = operate((2, Reads::Own), &Schedule::from([(1, rows), (200, Vec::new())]), config());
     let told: Vec<_> =
         cases.values().flatten().map(|case| (case.request, case.epoch, case.instance, case.is_reported)).collect();
     assert_eq!(told, vec![(3, 5, None, false), (9, 51, Some(0), false)]);
@@ -318,7 +396,8 @@ fn bounds_are_kept_and_told() {
     let mut rows = vec![asked(1, 5)];
     rows.extend((1..).zip([1, 2, 3]).flat_map(|(seq, hash)| stored(0, seq, (hash, 0, 1))));
     let again = vec![asked(9, 50), decided(9, 51, [0; 3]), ended(9, Some(0))];
-    let (cases, refused) = operate(1, &Schedule::from([(1, rows), (4, again), (200, Vec::new())]), config);
+    let (cases, refused) =
+        operate((1, Reads::Own), &Schedule::from([(1, rows), (4, again), (200, Vec::new())]), config);
     let told: Vec<_> = cases.values().flatten().map(|case| (case.request, case.is_reported)).collect();
     assert_eq!(told, vec![(1, false), (9, true)]);
     cases.values().flatten().try_for_each(reconciles).unwrap();

@@ -145,8 +145,7 @@ struct Feeder {
 
 impl Feeder {
     async fn run(mut self) {
-        let mut tick = tokio::time::interval(Duration::from_micros(self.epoch_us as u64));
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut due = self.epoch_end();
         loop {
             if matches!(&self.outlet, Outlet::Processes(seat) if seat.is_reading()) {
                 if self.read_on().await {
@@ -156,7 +155,10 @@ impl Feeder {
             }
             let is_alive = tokio::select! {
                 biased;
-                _ = tick.tick() => self.advance().await,
+                () = tokio::time::sleep_until(due) => {
+                    due = self.epoch_end();
+                    self.advance().await
+                }
                 notice = self.outlet.step() => self.heed(&notice),
                 published = self.subscription.recv() => match published {
                     Some(published) => self.hand_on(published).await,
@@ -172,6 +174,12 @@ impl Feeder {
             drop(ports);
             threads.iter().for_each(thread::Thread::unpark);
         }
+    }
+
+    /// When the open epoch's time has passed, by the clock.
+    fn epoch_end(&self) -> tokio::time::Instant {
+        let left = self.epoch_us - ((self.clock)() - self.origin).rem_euclid(self.epoch_us);
+        tokio::time::Instant::now() + Duration::from_micros(left as u64)
     }
 
     /// One part of the log, then what has come meanwhile. False at the end of the bus.

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use arrow::array::Array;
 use operators::{
     AskedRow, BlockChange, BlockRow, DecidedRow, DiagnosedRequest, DiagnosedStep, DiagnosisInput, EndedRow, FlowRows,
-    FunnelPart, FunnelRow,
+    FunnelPart, FunnelRow, ServesRow,
     funnel::{ANY_MODEL, MAX_NS_PER_TOKEN},
 };
 use queries::Topic;
@@ -89,6 +89,8 @@ impl FunnelFeed {
                     let model = self.names.number(&row.model);
                     if self.models.len() < INSTANCES_MAX || self.models.contains_key(&row.instance) {
                         self.models.insert(row.instance, model);
+                        let serves = ServesRow { instance: row.instance, model, at_us: row.at };
+                        rows.funnel.push(FunnelRow::Serves(serves));
                     }
                 }
             }
@@ -169,8 +171,8 @@ impl FunnelFeed {
             };
             let level = maybe_text(level, row).and_then(level_number).unwrap_or(u8::MAX);
             let (instance, at_us) = (instance.value(row), at.value(row));
-            let (hash, model) = (maybe(hash, row).unwrap_or(0), self.model_of(instance));
-            rows.funnel.push(FunnelRow::Block(BlockRow { hash, instance, level, change, at_us, model }));
+            let hash = maybe(hash, row).unwrap_or(0);
+            rows.funnel.push(FunnelRow::Block(BlockRow { hash, instance, level, change, at_us }));
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use operators::{FlowConfig, FlowRows, views::build};
+use operators::{BlocksHeld, FlowConfig, FlowRows, views::build_beside};
 use timely::{CommunicationConfig, WorkerConfig, worker::Worker};
 use tokio::sync::mpsc;
 
@@ -77,18 +77,19 @@ pub(super) fn spawn_workers(
         let receiver = taken.expect("invariant: each worker starts once");
         let _ = threads[index].set(thread::current());
         let views = views.clone();
-        work(worker, &flow, receiver, move |worker, changes| views.take(worker, changes));
+        let held = BlocksHeld::Shared(views.prefixes());
+        work(worker, (&flow, held), receiver, move |worker, changes| views.take(worker, changes));
     })
     .map_err(FlowError::Timely)
 }
 
 fn work(
     worker: &mut Worker,
-    flow: &FlowConfig,
+    flow: (&FlowConfig, BlocksHeld),
     mut receiver: mpsc::Receiver<Message>,
     on_changes: impl FnMut(usize, operators::ViewChanges) + 'static,
 ) {
-    let mut flow = build(worker, flow, on_changes);
+    let mut flow = build_beside(worker, flow, on_changes);
     loop {
         let mut budget = QUEUE_MESSAGES;
         let is_open = loop {

@@ -3,11 +3,13 @@
 //! Invariant: a state holds the changes of all workers up to its epoch and of none after it; reading it takes no lock, nor
 //! does the prefix index; a reader that saw half an epoch of it is told so, and looks again
 //! ([`FlowViews::read_prefixes`]).
-//! Cost: publishing copies the state, O(instances + live atoms + groups) per epoch; reading is one atomic load.
+//! Cost: publishing copies those maps of the state that have changed since the last epoch, O(instances + live atoms + groups) at
+//! most; reading is one atomic load.
 //! State: bounded by the operators' bounds, plus changes of epochs that not all workers have closed yet.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    hash::Hash,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -68,34 +70,34 @@ impl FunnelNews {
     }
 }
 
-/// All views as of one moment.
+/// All views as of one moment. Each map is shared with the states before and after it between which it did not change.
 #[derive(Debug, Clone, Default)]
 pub struct ViewState {
     /// Everything that reached the dataflow before this moment is in; `None` before the first epoch closed.
     pub as_of: Option<Micros>,
     /// Live load per `(instance, atom)`; no zero entries.
-    pub atoms: BTreeMap<(u32, u32), LoadTotal>,
-    pub instance_load: HashMap<u32, LoadTotal>,
+    pub atoms: Arc<BTreeMap<(u32, u32), LoadTotal>>,
+    pub instance_load: Arc<HashMap<u32, LoadTotal>>,
     /// Live load by region; no zero entries here and in the next ones.
-    pub region_load: BTreeMap<u16, LoadTotal>,
-    pub model_load: BTreeMap<u32, LoadTotal>,
+    pub region_load: Arc<BTreeMap<u16, LoadTotal>>,
+    pub model_load: Arc<BTreeMap<u32, LoadTotal>>,
     /// Live load per `(model, tier)`.
-    pub group_load: BTreeMap<(u32, u8), LoadTotal>,
+    pub group_load: Arc<BTreeMap<(u32, u8), LoadTotal>>,
     /// Live load per `(model, atom)`: what a bucket plan is cut from.
-    pub model_atoms: BTreeMap<(u32, u32), LoadTotal>,
+    pub model_atoms: Arc<BTreeMap<(u32, u32), LoadTotal>>,
     /// Live load per `(model, bucket)` of the plan in force.
-    pub bucket_load: BTreeMap<(u32, u32), LoadTotal>,
-    pub instances: HashMap<u32, InstanceState>,
+    pub bucket_load: Arc<BTreeMap<(u32, u32), LoadTotal>>,
+    pub instances: Arc<HashMap<u32, InstanceState>>,
     /// Blocks of the cache index per instance.
-    pub cached_blocks: HashMap<u32, i64>,
+    pub cached_blocks: Arc<HashMap<u32, i64>>,
     /// How far each instance's part of the cache index can be trusted, and why; those dropped are not here.
-    pub trust: HashMap<u32, (CacheTrust, CacheCause)>,
+    pub trust: Arc<HashMap<u32, (CacheTrust, CacheCause)>>,
     /// The last audit of each instance.
-    pub audits: HashMap<u32, CacheAudit>,
+    pub audits: Arc<HashMap<u32, CacheAudit>>,
     /// Running distribution per `(model, tier)`.
-    pub distribution: HashMap<(u32, u8), DistributionRow>,
+    pub distribution: Arc<HashMap<(u32, u8), DistributionRow>>,
     /// Active sessions per model at the end of the latest window.
-    pub sessions: BTreeMap<u32, SessionRow>,
+    pub sessions: Arc<BTreeMap<u32, SessionRow>>,
     /// Service times by shape: the number of the model's name, or `UNKNOWN_SHAPE`.
     pub service_times: Arc<BTreeMap<u32, ServiceTimeRow>>,
     /// Output lengths; `operators::output_length::predict` reads them.
@@ -266,6 +268,7 @@ impl FlowViews {
             }
             building.apply(changes, at);
         }
+        self.prefixes.load().complete(complete);
         self.prefixes_as_of.store(as_of, Ordering::Release);
         self.version.fetch_add(1, Ordering::AcqRel);
         building.state.as_of = Some(as_of);
@@ -294,15 +297,17 @@ impl Building {
         lay(&mut state.group_load, changes.group_total);
         lay(&mut state.model_atoms, changes.model_atom);
         lay(&mut state.bucket_load, changes.bucket_total);
-        state.sessions.extend(changes.sessions.into_iter().map(|row| (row.model, row)));
-        state.instance_load.extend(changes.instance_total);
-        state.instances.extend(changes.instances.into_iter().map(|row| (row.step.instance, row)));
-        for (key, difference) in &changes.cache {
-            *state.cached_blocks.entry(key.1).or_default() += difference;
+        learn(&mut state.sessions, changes.sessions, |row| row.model);
+        put(&mut state.instance_load, changes.instance_total);
+        put(&mut state.instances, changes.instances.into_iter().map(|row| (row.step.instance, row)));
+        // Summed up first: there are many more changes than instances.
+        let mut blocks = HashMap::<u32, i64>::new();
+        changes.cache.iter().for_each(|(key, difference)| *blocks.entry(key.1).or_default() += difference);
+        for (instance, difference) in blocks.into_iter().filter(|(_, difference)| *difference != 0) {
+            *Arc::make_mut(&mut state.cached_blocks).entry(instance).or_default() += difference;
         }
-        for row in changes.distribution.into_iter().filter(|row| row.span == Span::Running) {
-            state.distribution.insert((row.model, row.tier), row);
-        }
+        let running = changes.distribution.into_iter().filter(|row| row.span == Span::Running);
+        put(&mut state.distribution, running.map(|row| ((row.model, row.tier), row)));
         learn(&mut state.service_times, changes.service_times, |row| row.shape);
         learn(&mut state.output_lengths, changes.output_lengths, |row| row.key);
         learn(&mut state.arrival_trends, changes.arrival_trends, |row| row.model);
@@ -312,11 +317,11 @@ impl Building {
         let state = &mut self.state;
         let instance = match report {
             CacheReport::Health(health) => {
-                state.trust.insert(health.instance, (health.trust, health.cause));
+                Arc::make_mut(&mut state.trust).insert(health.instance, (health.trust, health.cause));
                 health.instance
             }
             CacheReport::Audit(audit) => {
-                state.audits.insert(audit.instance, audit);
+                Arc::make_mut(&mut state.audits).insert(audit.instance, audit);
                 audit.instance
             }
             CacheReport::Replay(request) => {
@@ -326,8 +331,8 @@ impl Building {
         };
         let trust = state.trust.get(&instance).copied().unwrap_or((CacheTrust::Degraded, CacheCause::Lost));
         if trust.0 == CacheTrust::Dropped {
-            state.trust.remove(&instance);
-            state.audits.remove(&instance);
+            Arc::make_mut(&mut state.trust).remove(&instance);
+            Arc::make_mut(&mut state.audits).remove(&instance);
             self.replays.remove(&instance);
         }
         self.reports.push_back(CacheSays { at, trust, report });
@@ -344,8 +349,20 @@ fn learn<K: Ord + Clone, R: Clone>(map: &mut Arc<BTreeMap<K, R>>, rows: Vec<R>, 
     }
 }
 
+/// The same for a hash map.
+fn put<K: Eq + Hash + Clone, V: Clone>(map: &mut Arc<HashMap<K, V>>, rows: impl IntoIterator<Item = (K, V)>) {
+    let mut rows = rows.into_iter().peekable();
+    if rows.peek().is_some() {
+        Arc::make_mut(map).extend(rows);
+    }
+}
+
 /// Lays new totals over a map that has no zero entries.
-fn lay<K: Ord>(map: &mut BTreeMap<K, LoadTotal>, changes: Vec<(K, LoadTotal)>) {
+fn lay<K: Ord + Clone>(map: &mut Arc<BTreeMap<K, LoadTotal>>, changes: Vec<(K, LoadTotal)>) {
+    if changes.is_empty() {
+        return;
+    }
+    let map = Arc::make_mut(map);
     for (key, total) in changes {
         if total == LoadTotal::default() {
             map.remove(&key);

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use operators::{FlowRows, PrefixIndexConfig, views::build};
+use operators::{BlocksHeld, FlowRows, PrefixIndexConfig, views::build_beside};
 use queries::Topic;
 use timely::worker::Worker;
 
@@ -137,7 +137,8 @@ impl Flow {
         let prefixes = PrefixIndexConfig { max_entries, ..PrefixIndexConfig::default() };
         let views = Arc::new(FlowViews::new(1, prefixes, names.clone(), (first.flow_start, first.epoch_us)));
         let sink = views.clone();
-        let handles = build(worker, &flow_config(&under.dataflow), move |_, changes| sink.take(0, changes));
+        let config = (&flow_config(&under.dataflow), BlocksHeld::Shared(views.prefixes()));
+        let handles = build_beside(worker, config, move |_, changes| sink.take(0, changes));
         Flow {
             archive,
             handles,

@@ -4,12 +4,13 @@
 //! read-write lock. Each side of each size is a process of its own, one after the other, so that memory is its own.
 //! "10 M blocks × 64 workers" is read as: 10 M distinct blocks, spread over 64 instances, the beginnings of prompts held
 //! by all 64. Memory is that of the whole process: the operator's state per instance, the readers' index, and what
-//! timely holds. Invariant: both sides take the same events at the same pace and answer the same questions; answers are
+//! timely holds; and a second time with all other operators beside them, as `serve` has it. Invariant: both sides take the same events at the same pace and answer the same questions; answers are
 //! checked.
 
 mod ours;
 mod plain;
 mod side;
+mod whole;
 mod workload;
 
 use std::process::Command;
@@ -23,7 +24,7 @@ use workload::{EVENTS_PER_SECOND, INSTANCES, PROMPT_BLOCKS};
 
 #[derive(clap::Args)]
 pub struct CacheIndexOptions {
-    /// A tenth of the blocks: under 50 s in all
+    /// A tenth of the blocks: under 70 s in all
     #[arg(long)]
     quick: bool,
 }
@@ -50,6 +51,8 @@ pub(super) struct SideReport {
 #[derive(Serialize)]
 struct SizeReport {
     ours: SideReport,
+    /// The index within the whole dataflow.
+    whole_dataflow: SideReport,
     plain: SideReport,
     plain_over_ours_lookup_p99: f64,
     plain_over_ours_memory: f64,
@@ -71,11 +74,13 @@ pub(super) fn run(options: CacheIndexOptions) -> anyhow::Result<()> {
     let mut sizes = Vec::new();
     for blocks in [blocks, blocks * 10] {
         let ours = measure("ours", blocks, seconds)?;
+        let whole_dataflow = measure("whole", blocks, seconds)?;
         let plain = measure("plain", blocks, seconds)?;
         let size = SizeReport {
             plain_over_ours_lookup_p99: plain.lookup_us_p99 / ours.lookup_us_p99,
             plain_over_ours_memory: plain.resident_bytes as f64 / ours.resident_bytes as f64,
             ours,
+            whole_dataflow,
             plain,
         };
         print(&size);
@@ -106,7 +111,9 @@ fn measure(side: &str, blocks: u64, seconds: u64) -> anyhow::Result<SideReport> 
 }
 
 fn print(size: &SizeReport) {
-    for (name, side) in [("index", &size.ours), ("HashMap + RwLock", &size.plain)] {
+    for (name, side) in
+        [("index", &size.ours), ("whole dataflow", &size.whole_dataflow), ("HashMap + RwLock", &size.plain)]
+    {
         println!(
             "{name:>17}, {} blocks: {:.0} MiB resident ({:.0} peak), longest prefix of {PROMPT_BLOCKS} blocks p50 {:.1} \
              p99 {:.1} max {:.0} us at {:.0} events/s, loaded at {:.0} events/s",

@@ -21,6 +21,7 @@ use super::{
     super::figures::{peak_bytes, percentile, print_json},
     SideReport, ours,
     plain::Plain,
+    whole,
     workload::{EVENTS_PER_SECOND, PROMPT_BLOCKS, Workload, instance_of, question},
 };
 
@@ -31,6 +32,7 @@ const LOAD_PROMPTS: u64 = 50;
 #[derive(Clone, Copy, ValueEnum)]
 enum Side {
     Ours,
+    Whole,
     Plain,
 }
 
@@ -62,6 +64,12 @@ pub fn run(options: &SideOptions) -> anyhow::Result<()> {
             let index = ours::index(entries);
             let reader = index.clone();
             let write = move |drive: Drive| ours::with_writer(index, entries, drive);
+            measure((options, workload), write, |hashes| ours::longest(&reader, hashes))
+        }
+        Side::Whole => {
+            let (index, config) = (ours::index(entries), whole::config(entries)?);
+            let reader = index.clone();
+            let write = move |drive: Drive| whole::with_writer(index, config, drive);
             measure((options, workload), write, |hashes| ours::longest(&reader, hashes))
         }
         Side::Plain => {
