@@ -3,9 +3,11 @@
 //! Invariant: for each instance the set is what its highest incarnation's events, in `seq` order, make of an empty store
 //! (`store` has the rules). Rows of a lower incarnation are refused, duplicates change nothing, removing what is not
 //! held changes nothing. Rows that come before their predecessors wait for them (`order`), within an epoch and over
-//! epochs; for a hole the events are asked for again, and for one that nobody fills, everything the instance holds. An
+//! epochs; for a hole the events are asked for again, and for one that nobody fills, everything the instance holds. A row that jumps
+//! over more than `max_jump` events is refused, and everything asked for, lest a forged one hides those that follow. An
 //! instance says from time to time what it holds, in sums; a sum that differs is *drift*: the blocks behind it are
 //! listed anew. [`CacheHealth`] says how far each instance can be trusted, and why, whenever that changes.
+//! An instance whose incarnation has ended (`KvChange::Gone`) leaves with all it held.
 //! The incarnation must be known: foreign wires have none, and whoever decodes them has to infer it.
 //! Cost: per epoch O(n log n) in its rows, two map accesses per row; a clear, a restart or the listing of a sum costs
 //! the blocks of the instance. Output is consolidated: ±1 per `(hash, instance, level)`, nothing for a block that came
@@ -49,6 +51,9 @@ pub struct CacheIndexConfig {
     pub ask_again_epochs: u64,
     /// Epochs that rows wait for their predecessors. Then they are folded without.
     pub patience_epochs: u64,
+    /// Most events that may be missing before one. Beyond: the row is refused and everything asked for, unless more of them
+    /// come in a row.
+    pub max_jump: u64,
 }
 
 impl Default for CacheIndexConfig {
@@ -60,6 +65,7 @@ impl Default for CacheIndexConfig {
             max_instances: 4096,
             ask_again_epochs: 10,
             patience_epochs: 30,
+            max_jump: 1 << 20,
         }
     }
 }

@@ -128,7 +128,7 @@ pub(crate) fn fold_epochs<'scope, F: EpochFold>(
                 fold.close(epoch, &mut rows, &mut closed);
                 out.session(&rights.out).give_iterator(closed.out.drain(..));
                 refused.session(&rights.refused).give_iterator(closed.refused.drain(..));
-                (spare, closed.out) = (emptied(rows), emptied(closed.out));
+                (spare, closed.out) = (emptied(rows), emptied(std::mem::take(&mut closed.out)));
                 let due = fold.wake_at();
                 if held.wake.as_ref().map(|(epoch, _)| *epoch) != due {
                     held.wake = due.map(|due| (due, rights.delayed(due)));

@@ -89,6 +89,8 @@ pub enum Refusal {
     SequenceGap { incarnation: u64, expected: u64, got: u64 },
     /// KV events never came; those after them were folded without, the instance is degraded until its content is told.
     EventsLost { incarnation: u64, from_seq: u64, to_seq: u64 },
+    /// A KV event more than `max_jump` after the one that should have come; the row was dropped, and everything is asked for.
+    SequenceJump { incarnation: u64, expected: u64, got: u64, max_jump: u64 },
     /// A block that is its own parent; the row was dropped, the instance is degraded until its content is told.
     OwnParent { hash: u64 },
     /// `max_open` requests are open: the one open for longest was dropped and its later rows are ignored.
@@ -137,6 +139,7 @@ impl Refusal {
             Self::StaleIncarnation { .. } => "stale_incarnation",
             Self::SequenceGap { .. } => "sequence_gap",
             Self::EventsLost { .. } => "events_lost",
+            Self::SequenceJump { .. } => "sequence_jump",
             Self::OwnParent { .. } => "own_parent",
             Self::OpenRequestsFull { .. } => "open_requests_full",
             Self::EntriesFull { .. } => "entries_full",
@@ -157,6 +160,7 @@ impl Refusal {
             Self::StaleIncarnation { got, .. } => Some(("epoch", got)),
             Self::SequenceGap { got, .. } => Some(("seq", got)),
             Self::EventsLost { from_seq, .. } => Some(("seq", from_seq)),
+            Self::SequenceJump { got, .. } => Some(("seq", got)),
             Self::OwnParent { hash } => Some(("parent_hash", hash)),
             _ => None,
         }
@@ -181,6 +185,13 @@ impl fmt::Display for Refusal {
             }
             Self::EventsLost { incarnation, from_seq, to_seq } => {
                 write!(f, "events {from_seq} to {to_seq} of worker epoch {incarnation} never came")
+            }
+            Self::SequenceJump { incarnation, expected, got, max_jump } => {
+                write!(
+                    f,
+                    "seq is {got} in worker epoch {incarnation}, more than max_jump = {max_jump} after {expected}: it was \
+                     not taken, and everything the worker holds is asked for"
+                )
             }
             Self::OwnParent { hash } => write!(f, "block {hash:016x} is its own parent"),
             Self::OrphansFull { max_orphans } => {

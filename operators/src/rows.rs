@@ -63,6 +63,9 @@ pub enum KvChange {
     Listed { bucket: u8, blocks: u32 },
     /// Something that was refused: the instance's content is not known any more.
     Void,
+    /// The incarnation has ended, as whoever watches the instance says: it holds nothing, and what still comes of it is
+    /// refused. It has no place among the incarnation's events: `seq` means nothing.
+    Gone,
 }
 
 /// One KV event of one instance (C4).
@@ -212,7 +215,7 @@ impl KvRow {
             KvChange::Sum { bucket, .. } | KvChange::Listed { bucket, .. } => {
                 within(Field::Bucket, bucket.into(), 0..=u64::from(AUDIT_BUCKETS) - 1)
             }
-            KvChange::Cleared | KvChange::Void => Ok(()),
+            KvChange::Cleared | KvChange::Gone | KvChange::Void => Ok(()),
         }
     }
 }

@@ -505,7 +505,7 @@ fn cache_view() -> Vec<Field> {
         number("epoch", DataType::UInt64, "", "incarnation of the instance's process"),
         text("event", "mode: it changed; audit: the instance told sums of what it holds; listing: it told the blocks"),
         text("mode", "exact, approximate (blocks left out at a bound), degraded (blocks missing or stale) or dropped"),
-        text("cause", "sound, full, drift, gap, lost or silent: why that mode"),
+        text("cause", "sound, full, drift, gap, lost, silent or gone: why that mode"),
         optional(number("held_blocks", DataType::UInt64, "blocks", "pairs of block and level the instance holds")),
         optional(number("indexed_blocks", DataType::UInt64, "blocks", "pairs of it in the cache index")),
         optional(number(

@@ -102,6 +102,7 @@ impl CacheFold {
                 orphans: config.max_orphans.saturating_sub(self.used.orphans),
             },
             bounds: Room { entries: config.max_entries, orphans: config.max_orphans },
+            max_jump: config.max_jump,
             changes: &mut changes,
             audits: &mut audits,
             refused: &mut refusals,
@@ -118,26 +119,34 @@ impl CacheFold {
     fn fold_instance(&mut self, epoch: u64, rows: &[KvRow], closed: &mut Closed<CacheChange>) {
         let id = rows[0].instance;
         let known = self.instances.remove(&id);
+        if known.is_none() && rows.iter().all(is_end) {
+            return;
+        }
         if known.is_none() {
             self.drop_silent(epoch, closed);
         }
         let mut state = known.unwrap_or_else(|| Instance::new(rows[0].epoch, epoch));
         state.heard = epoch;
         for group in rows.chunk_by(|a, b| a.epoch == b.epoch) {
-            let got = group[0].epoch;
-            if got < state.incarnation {
-                let reason = Refusal::StaleIncarnation { current: state.incarnation, got };
-                closed.refused.push(refused((epoch, id), (0, group.len() as u64), reason));
+            let (got, ends) = (group[0].epoch, group.iter().any(is_end));
+            let events = group.iter().filter(|row| !is_end(row));
+            let current = state.incarnation + u64::from(state.is_gone);
+            if got < current && events.clone().next().is_some() {
+                let reason = Refusal::StaleIncarnation { current, got };
+                closed.refused.push(refused((epoch, id), (0, events.count() as u64), reason));
                 continue;
             }
             self.with((epoch, id, &mut state), closed, |state, may_wait, effects| {
-                if got > state.incarnation {
+                if got > state.incarnation && events.clone().next().is_some() {
                     state.store.drain(effects.changes);
                     *state = Instance::new(got, epoch);
                 }
-                for row in group {
+                for row in events {
                     let may_wait = may_wait.saturating_sub(state.order.waiting());
                     state.take((row.seq, row.event), may_wait, effects);
+                }
+                if ends && got >= state.incarnation {
+                    state.leave(effects);
                 }
             });
         }
@@ -185,6 +194,11 @@ impl CacheFold {
         let again = state.asked.map(|(at, _)| at.saturating_add(self.config.ask_again_epochs.max(1)));
         Some(again.map_or(patience, |again| again.min(patience)))
     }
+}
+
+/// Says that an incarnation has ended.
+fn is_end(row: &KvRow) -> bool {
+    row.event == KvChange::Gone
 }
 
 fn refused((epoch, instance): (u64, u32), (subject, rows): (u64, u64), reason: Refusal) -> Refused {

@@ -18,6 +18,7 @@ pub(super) struct Effects<'a> {
     pub room: Room,
     /// Bounds, for messages.
     pub bounds: Room,
+    pub max_jump: u64,
     pub changes: &'a mut Vec<Change>,
     pub audits: &'a mut Vec<CacheAudit>,
     pub refused: &'a mut Vec<(u64, Refusal)>,
@@ -51,6 +52,8 @@ pub(super) struct Instance {
     /// The last request and when it was made.
     pub asked: Option<(u64, ReplayWant)>,
     pub lost: bool,
+    /// The incarnation has ended: nothing is held, and what still comes of it is refused.
+    pub is_gone: bool,
     full: bool,
     /// Buckets that differ and have not been listed since.
     drift: u64,
@@ -70,6 +73,7 @@ impl Instance {
             told: None,
             asked: None,
             lost: false,
+            is_gone: false,
             full: false,
             drift: 0,
             account: None,
@@ -80,6 +84,7 @@ impl Instance {
 
     pub fn trust(&self) -> (CacheTrust, CacheCause) {
         match self {
+            _ if self.is_gone => (CacheTrust::Dropped, CacheCause::Gone),
             _ if self.lost => (CacheTrust::Degraded, CacheCause::Lost),
             _ if self.order.hole().is_some() => (CacheTrust::Degraded, CacheCause::Gap),
             // A full index differs from what is held, of course, and a listing would not fit either.
@@ -95,14 +100,25 @@ impl Instance {
             CacheCause::Lost => Some(ReplayWant::Everything),
             CacheCause::Gap => self.order.hole().map(|(from_seq, to_seq)| ReplayWant::Events { from_seq, to_seq }),
             CacheCause::Drift => Some(ReplayWant::Buckets { mask: self.drift }),
-            CacheCause::Full | CacheCause::Sound | CacheCause::Silent => None,
+            CacheCause::Full | CacheCause::Sound | CacheCause::Silent | CacheCause::Gone => None,
         }
     }
 
     /// Takes an event of the current incarnation; `may_wait`: how many more events may wait.
     pub fn take(&mut self, (seq, event): (u64, KvChange), may_wait: usize, effects: &mut Effects<'_>) {
-        match self.order.turn(seq, &event) {
+        match self.order.turn((seq, &event), effects.max_jump) {
             Turn::Known => {}
+            Turn::Far => {
+                // Nothing can be said of an instance in whose name somebody says such things, until it is heard out.
+                self.lost = true;
+                let (incarnation, expected) = (self.incarnation, self.order.next_seq());
+                let reason = Refusal::SequenceJump { incarnation, expected, got: seq, max_jump: effects.max_jump };
+                effects.refused.push((seq, reason));
+            }
+            Turn::Resumed => {
+                self.order.wait(seq, event);
+                self.give_up(effects);
+            }
             Turn::Now => {
                 self.fold((seq, event), effects);
                 self.fold_waiting(effects);
@@ -113,6 +129,12 @@ impl Instance {
                 self.give_up(effects);
             }
         }
+    }
+
+    /// The incarnation has ended, with all it held.
+    pub fn leave(&mut self, effects: &mut Effects<'_>) {
+        self.store.drain(effects.changes);
+        *self = Self { is_gone: true, told: self.told, ..Self::new(self.incarnation, self.heard) };
     }
 
     fn fold_waiting(&mut self, effects: &mut Effects<'_>) {
@@ -150,6 +172,8 @@ impl Instance {
             KvChange::Sum { bucket, blocks, sum } => self.sum(bucket, (u64::from(blocks), sum), (seq, effects)),
             KvChange::Listed { bucket, blocks } => self.list((bucket, blocks), (seq, effects)),
             KvChange::Void => self.lost = true,
+            // Has no place among the events: see `leave`.
+            KvChange::Gone => {}
         }
     }
 

@@ -1,7 +1,9 @@
 //! The order of one instance's events: what comes too early waits, what comes again is let go.
 //!
 //! Invariant: events are handed out in `seq` order, each once; over a hole only by `Cleared` (nothing before it matters)
-//! or by giving up, which is told. Cost: one map access per event that waits. State: the events that wait; their number
+//! or by giving up, which is told. An event that comes more than `max_jump` too early is not taken for the next one of its
+//! instance: a row that was forged or garbled must not hide all those that follow. [`PROBATION`] such events in a row, each
+//! the next of the last, are: then everything between was lost (RFC 3550, A.1, has the same rule). Cost: one map access per event that waits. State: the events that wait; their number
 //! is bounded by the caller.
 use std::collections::BTreeMap;
 
@@ -13,7 +15,12 @@ pub(super) struct Order {
     waiting: BTreeMap<u64, KvChange>,
     /// The first missing event and the epoch in which it was first missed.
     hole: Option<(u64, u64)>,
+    /// The event after the last that was too far ahead, and how many came in a row.
+    far: Option<(u64, u32)>,
 }
+
+/// Events in a row that are too far ahead before they are believed.
+pub const PROBATION: u32 = 16;
 
 /// What to do with an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,19 +31,31 @@ pub(super) enum Turn {
     Known,
     /// It comes too early.
     Early,
+    /// It comes so early that it is not believed.
+    Far,
+    /// It comes so early, but so did those before it: what is missing before it is lost.
+    Resumed,
 }
 
 impl Default for Order {
     fn default() -> Self {
-        Self { next_seq: 1, waiting: BTreeMap::new(), hole: None }
+        Self { next_seq: 1, waiting: BTreeMap::new(), hole: None, far: None }
     }
 }
 
 impl Order {
-    pub fn turn(&mut self, seq: u64, event: &KvChange) -> Turn {
+    pub fn turn(&mut self, (seq, event): (u64, &KvChange), max_jump: u64) -> Turn {
         if seq < self.next_seq || self.waiting.contains_key(&seq) {
             return Turn::Known;
         }
+        // Who has told nothing yet may begin anywhere with all that it holds.
+        let is_beginning = self.next_seq == 1 && self.waiting.is_empty() && *event == KvChange::Cleared;
+        if seq - self.next_seq > max_jump && !is_beginning {
+            let run = self.far.filter(|(next, _)| *next == seq).map_or(1, |(_, run)| run + 1);
+            self.far = (run < PROBATION).then_some((seq + 1, run));
+            return if run < PROBATION { Turn::Far } else { Turn::Resumed };
+        }
+        self.far = None;
         if seq > self.next_seq && *event != KvChange::Cleared {
             return Turn::Early;
         }
@@ -63,6 +82,11 @@ impl Order {
         let missing = (self.next_seq, first - 1);
         self.next_seq = first;
         Some(missing)
+    }
+
+    /// The event that should come next.
+    pub fn next_seq(&self) -> u64 {
+        self.next_seq
     }
 
     pub fn waiting(&self) -> usize {

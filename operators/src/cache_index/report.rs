@@ -53,6 +53,8 @@ pub enum CacheCause {
     Lost,
     /// Nothing was heard of it for longest, and room was needed.
     Silent,
+    /// Its incarnation has ended.
+    Gone,
 }
 
 impl CacheCause {
@@ -64,6 +66,7 @@ impl CacheCause {
             Self::Gap => "gap",
             Self::Lost => "lost",
             Self::Silent => "silent",
+            Self::Gone => "gone",
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::{
 /// See the module.
 pub struct SlowCacheIndex {
     patience: u64,
+    max_jump: u64,
     instances: BTreeMap<u32, Events>,
 }
 
@@ -23,6 +24,11 @@ struct Events {
     lost: BTreeSet<u64>,
     /// First missing event, and since when it is missed.
     hole: Option<(u64, u64)>,
+    /// Events that should have come when one far ahead of them did.
+    jumped: BTreeSet<u64>,
+    /// Events that came too far ahead since the last that did not, in the order in which they came.
+    far: Vec<u64>,
+    is_gone: bool,
 }
 
 /// What the events of an instance come to.
@@ -48,7 +54,7 @@ impl Default for SlowCacheIndex {
 
 impl SlowCacheIndex {
     pub fn new(config: CacheIndexConfig) -> Self {
-        Self { patience: config.patience_epochs, instances: BTreeMap::new() }
+        Self { patience: config.patience_epochs, max_jump: config.max_jump, instances: BTreeMap::new() }
     }
 
     /// Folds one epoch; epochs between the last one and this passed without rows. Gives `(instance, expected, got)` of
@@ -59,14 +65,20 @@ impl SlowCacheIndex {
         }
         let mut rows: Vec<KvRow> = rows.iter().copied().filter_map(taken).collect();
         rows.sort();
+        let (ends, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.event == KvChange::Gone);
         for row in rows {
             let events =
                 self.instances.entry(row.instance).or_insert(Events { incarnation: row.epoch, ..Events::default() });
             if row.epoch > events.incarnation {
                 *events = Events { incarnation: row.epoch, ..Events::default() };
             }
-            if row.epoch == events.incarnation && row.seq >= events.told().next_seq {
-                events.rows.entry(row.seq).or_insert(row.event);
+            if row.epoch == events.incarnation && row.seq >= events.told().next_seq && !events.is_gone {
+                events.come(row, self.max_jump);
+            }
+        }
+        for row in ends {
+            if let Some(events) = self.instances.get_mut(&row.instance).filter(|known| known.incarnation <= row.epoch) {
+                *events = Events { incarnation: events.incarnation, is_gone: true, ..Events::default() };
             }
         }
         let holes = self.instances.iter_mut().filter_map(|(id, events)| {
@@ -92,6 +104,7 @@ impl SlowCacheIndex {
     /// What is amiss with each instance known.
     pub fn causes(&self) -> BTreeMap<u32, CacheCause> {
         let cause = |events: &Events| match events.told() {
+            _ if events.is_gone => CacheCause::Gone,
             told if told.is_lost => CacheCause::Lost,
             _ if events.hole().is_some() => CacheCause::Gap,
             told if !told.drift.is_empty() => CacheCause::Drift,
@@ -111,6 +124,25 @@ fn taken(row: KvRow) -> Option<KvRow> {
 }
 
 impl Events {
+    /// Takes an event that is not known yet, if it is to be believed.
+    fn come(&mut self, row: KvRow, max_jump: u64) {
+        let next = self.told().next_seq;
+        let is_beginning = self.rows.is_empty() && row.event == KvChange::Cleared;
+        if row.seq - next > max_jump && !is_beginning && !self.rows.contains_key(&row.seq) {
+            self.far.push(row.seq);
+            let run = self.far.iter().rev().zip((0..=row.seq).rev()).take_while(|(far, seq)| **far == *seq).count();
+            if run < 16 {
+                self.jumped.insert(next);
+                return;
+            }
+            self.lost.extend((next..row.seq).filter(|seq| !self.rows.contains_key(seq)));
+        }
+        if !self.rows.contains_key(&row.seq) {
+            self.far.clear();
+            self.rows.insert(row.seq, row.event);
+        }
+    }
+
     /// Gives holes up that are as old as the patience at `epoch`.
     fn age(&mut self, epoch: u64, patience: u64) {
         let Some((from, since)) = self.hole else { return };
@@ -130,6 +162,7 @@ impl Events {
         let mut told = Told { next_seq: 1, ..Told::default() };
         loop {
             let seq = told.next_seq;
+            told.is_lost |= self.jumped.contains(&seq);
             if let Some(event) = self.rows.get(&seq) {
                 told.take(event);
             } else if self.lost.contains(&seq) {
@@ -153,7 +186,7 @@ impl Told {
             (self.listing, self.is_lost) = (None, true);
         }
         match *event {
-            KvChange::Hit { .. } => {}
+            KvChange::Hit { .. } | KvChange::Gone => {}
             KvChange::Void => self.is_lost = true,
             KvChange::Cleared => *self = Told { next_seq: self.next_seq, ..Told::default() },
             KvChange::Removed { hash, level } => self.remove(hash, level),

@@ -23,6 +23,7 @@ fn rows() -> impl Strategy<Value = KvRow> {
         6 => (1..6u64, 0..3u8).prop_map(move |(n, level)| stored(block(n), Some(block(n - 1)), level)),
         6 => (0..7u64, 0..3u8).prop_map(|(n, level)| KvChange::Removed { hash: block(n), level }),
         1 => Just(KvChange::Cleared),
+        1 => Just(KvChange::Gone),
         1 => Just(stored(1, Some(0), 9)),
         1 => Just(stored(1, Some(1), 1)),
         // Becomes an account of all buckets: of nothing, or of one block.
@@ -35,7 +36,7 @@ fn rows() -> impl Strategy<Value = KvRow> {
         2 => (0..7u64, 0..3u32).prop_map(|(n, blocks)| KvChange::Listed { bucket: audit_bucket(block(n)), blocks }),
     ];
     let epoch = prop_oneof![8 => Just(1u64), 2 => Just(2), 1 => Just(3)];
-    (0..3u32, epoch, 0..40u64, event).prop_map(|(instance, epoch, seq, event)| KvRow { instance, epoch, seq, event })
+    (0..3u32, epoch, 0..48u64, event).prop_map(|(instance, epoch, seq, event)| KvRow { instance, epoch, seq, event })
 }
 
 /// Makes whole accounts of sums.
@@ -48,7 +49,8 @@ fn whole(row: KvRow) -> Vec<KvRow> {
     (0..AUDIT_BUCKETS).map(|bucket| KvRow { event: of_bucket(bucket), ..row }).collect()
 }
 
-/// Renumbers most rows so that each instance counts up, as a real producer does. One epoch more, so that the input does not
+/// Renumbers most rows so that each instance counts up, as a real producer does; some rows are far ahead of that, alone or as
+/// the first of a run. One epoch more, so that the input does not
 /// end before all that is due in the others.
 fn numbered(mut schedule: Schedule<KvRow>) -> Schedule<KvRow> {
     let mut next = BTreeMap::<(u32, u64), u64>::new();
@@ -59,7 +61,11 @@ fn numbered(mut schedule: Schedule<KvRow>) -> Schedule<KvRow> {
         *rows = rows.drain(..).flat_map(whole).collect();
         for row in rows {
             let next = next.entry((row.instance, row.epoch)).or_insert(1);
-            if row.seq % 8 != 0 {
+            if row.seq > 45 {
+                row.seq += 1000 + *next;
+            } else if row.seq > 44 {
+                *next += 300;
+            } else if row.seq % 8 != 0 {
                 row.seq = *next;
                 *next += 1;
             } else if row.seq % 16 == 0 && row.seq > 0 {
@@ -123,12 +129,12 @@ proptest! {
 
     /// Scenario: random stores with and without parents, removals, clears, accounts of sums and listings by three
     /// instances in three incarnations each, with duplicates, gaps, rows of replaced workers, malformed rows; on one, two
-    /// and four workers.
+    /// and four workers; rows far ahead of what should come, alone and in runs; incarnations that end.
     /// Guarantees: after every epoch the set, the new holes and what is amiss with each instance equal the twin's; every
     /// difference is ±1 and no key changes twice in an epoch.
     #[test]
     fn equals_the_twin_after_every_epoch(schedule in schedules(rows(), 14, 16).prop_map(numbered)) {
-        let config = CacheIndexConfig { patience_epochs: 3, ask_again_epochs: 2, ..CacheIndexConfig::default() };
+        let config = CacheIndexConfig { patience_epochs: 3, ask_again_epochs: 2, max_jump: 64, ..CacheIndexConfig::default() };
         for workers in [1, 2, 4] {
             let run = operate(workers, &schedule, config);
             let (mut twin, mut state, mut causes) = (SlowCacheIndex::new(config), BTreeMap::new(), BTreeMap::new());
@@ -327,4 +333,58 @@ fn the_silent_instance_makes_room() {
     assert_eq!(run.blocks[&3], vec![((20, 2, 1), -1), ((30, 3, 1), 1)]);
     assert_eq!(run.refused[&3][0].reason, Refusal::InstancesFull { max_instances: 2 });
     assert_eq!(run.refused[&3][0].instance, Some(2));
+}
+
+/// Scenario: between two events of a worker comes one that is numbered far ahead; the worker then tells its content anew.
+/// Guarantees: it is refused with both numbers, everything is asked for, and the events after it are folded in their turn.
+#[test]
+fn an_event_far_ahead_hides_none_of_those_that_follow() {
+    let config = CacheIndexConfig { max_jump: 1000, ..CacheIndexConfig::default() };
+    let schedule = Schedule::from([
+        (1, vec![row(1, 1, stored(10)), row(1, 5000, stored(99))]),
+        (2, vec![row(1, 2, stored(11))]),
+        (3, vec![row(1, 3, KvChange::Cleared), row(1, 4, stored(11))]),
+    ]);
+    let run = operate(1, &schedule, config);
+    let jump = Refusal::SequenceJump { incarnation: 1, expected: 2, got: 5000, max_jump: 1000 };
+    assert_eq!(run.refused[&1].iter().map(|refused| refused.reason).collect::<Vec<_>>(), vec![jump]);
+    assert_eq!(run.wants(1), vec![ReplayWant::Everything]);
+    assert_eq!(run.health(1), vec![(5, CacheTrust::Degraded, CacheCause::Lost)]);
+    assert_eq!(run.blocks[&2], vec![((11, 5, 1), 1)]);
+    assert_eq!(run.health(3), vec![(5, CacheTrust::Exact, CacheCause::Sound)]);
+    assert_eq!(run.blocks[&3], vec![((10, 5, 1), -1)]);
+}
+
+/// Scenario: more events are lost than a row may jump over; the worker goes on beyond them.
+/// Guarantees: after sixteen in a row it is followed there, what was lost is told, and everything is asked for.
+#[test]
+fn a_worker_that_goes_on_far_ahead_is_followed() {
+    let config = CacheIndexConfig { max_jump: 1000, ..CacheIndexConfig::default() };
+    let ahead = (5000..5017).map(|seq| row(1, seq, stored(seq))).collect();
+    let schedule = Schedule::from([(1, vec![row(1, 1, stored(10))]), (2, ahead)]);
+    let run = operate(1, &schedule, config);
+    assert_eq!(run.blocks[&2], vec![((5015, 5, 1), 1), ((5016, 5, 1), 1)]);
+    let lost = Refusal::EventsLost { incarnation: 1, from_seq: 2, to_seq: 5014 };
+    assert_eq!(run.refused[&2].iter().filter(|refused| refused.reason == lost).count(), 1);
+    assert_eq!(run.wants(2), vec![ReplayWant::Everything]);
+}
+
+/// Scenario: an incarnation ends; an event of it comes afterwards; then the next incarnation begins.
+/// Guarantees: its blocks leave, it is told as dropped and nothing is asked of it; the late event is refused; the next one is
+/// taken.
+#[test]
+fn an_incarnation_that_ended_leaves_with_its_blocks() {
+    let schedule = Schedule::from([
+        (1, vec![row(1, 1, stored(10)), row(1, 3, stored(11))]),
+        (2, vec![row(1, 1, KvChange::Gone)]),
+        (3, vec![row(1, 2, stored(12))]),
+        (4, vec![row(2, 1, stored(20))]),
+        (5, Vec::new()),
+    ]);
+    let run = operate(2, &schedule, CacheIndexConfig::default());
+    assert_eq!(run.blocks[&2], vec![((10, 5, 1), -1)]);
+    assert_eq!((run.health(2), run.wants(2)), (vec![(5, CacheTrust::Dropped, CacheCause::Gone)], vec![]));
+    assert_eq!(run.refused[&3][0].reason, Refusal::StaleIncarnation { current: 2, got: 1 });
+    assert_eq!(run.blocks[&4], vec![((20, 5, 1), 1)]);
+    assert_eq!(run.health(4), vec![(5, CacheTrust::Exact, CacheCause::Sound)]);
 }

@@ -2,6 +2,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use operators::{
@@ -199,7 +200,7 @@ fn operate(
         }
         let last = schedule.keys().last().copied().unwrap_or(0);
         while last > 0 && flow.closed().is_none_or(|closed| closed < last - 1) {
-            worker.step();
+            worker.step_or_park(Some(Duration::from_millis(1)));
         }
     });
     guards.unwrap().join().into_iter().for_each(|result| result.unwrap());

@@ -21,7 +21,7 @@ use arrow::{
     },
     compute::filter_record_batch,
 };
-use operators::{ArrivedRow, End, FinishedRow, FlowRows, LoadEvent, LoadRow, StepRow, TrafficRow};
+use operators::{ArrivedRow, End, FinishedRow, FlowRows, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
 use queries::Topic;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -134,7 +134,7 @@ impl Feed {
             }
             Topic::EngineSteps => self.steps(&columns, &published.batch, rows)?,
             Topic::KvEvents => kv_feed::take(&columns, rows, wrong)?,
-            Topic::Instances => self.instances(&columns)?,
+            Topic::Instances => self.instances(&columns, rows)?,
             _ => {}
         }
         if matches!(published.topic, Topic::Requests | Topic::EngineSteps | Topic::KvEvents) {
@@ -196,9 +196,15 @@ impl Feed {
         }
     }
 
-    fn instances(&mut self, columns: &Columns<'_>) -> Result<(), RowsError> {
+    fn instances(&mut self, columns: &Columns<'_>, rows: &mut FlowRows) -> Result<(), RowsError> {
         let (instance, model, variant) = (columns.u32("instance")?, columns.text("model")?, columns.text("variant")?);
+        let (epoch, state) = (columns.u64("epoch")?, columns.text("state")?);
         for row in 0..instance.len() {
+            if matches!(state.value(row), "dead" | "stopped") {
+                let (instance, epoch) = (instance.value(row), epoch.value(row));
+                // Any number: it has no place among the events.
+                rows.kv.push(KvRow { instance, epoch, seq: 1, event: KvChange::Gone });
+            }
             let shape = match maybe_text(variant, row) {
                 Some(variant) => self.names.number(&format!("{}/{variant}", model.value(row))),
                 None => self.number(model.value(row)),

@@ -14,14 +14,14 @@ use arrow::{
 };
 use arrow_flight::{FlightData, decode::FlightDataDecoder, encode::FlightDataEncoderBuilder, error::FlightError};
 use futures::{TryStreamExt, stream};
-use operators::{FlowRows, KvChange};
+use operators::{FlowRows, FunnelRow, KvChange, KvRow, ServesRow};
 use proptest::prelude::*;
 use queries::Topic;
 
 use super::{feed::NAMES_MAX, *};
 use crate::{
     bus::Published,
-    rows::{RefusedRow, RequestRow},
+    rows::{InstanceRow, RefusedRow, RequestRow},
     worker::{flight_server::next_message, telemetry::batch_of},
 };
 
@@ -160,6 +160,30 @@ fn refused_before_its_prompt_is_no_end() {
     let told = [row("a", "rejected"), row("b", "arrived"), row("b", "rejected")];
     let (rows, refused) = take(Topic::Requests, batch_of(&told).unwrap());
     assert_eq!((rows.funnel.len(), rows.prompts.len(), refused.len()), (2, 1, 0), "{:?}", rows.funnel);
+}
+
+/// Scenario: an instance is ready, then its process dies.
+/// Guarantees: the funnel is told what it serves; the cache index is told that the incarnation has ended, once.
+#[test]
+fn a_dead_instance_leaves_the_cache_index() {
+    let row = |epoch, state: &str| InstanceRow {
+        at: NOW,
+        instance: 7,
+        name: "i7".into(),
+        epoch,
+        state: state.into(),
+        model: "m".into(),
+        address: None,
+        pid: None,
+        detail: None,
+        phase_us: None,
+        variant: None,
+    };
+    let told = [row(3, "ready"), row(3, "dead"), row(4, "starting")];
+    let (rows, _) = take(Topic::Instances, batch_of(&told).unwrap());
+    assert_eq!(rows.kv, vec![KvRow { instance: 7, epoch: 3, seq: 1, event: KvChange::Gone }]);
+    let serves = FunnelRow::Serves(ServesRow { instance: 7, model: 0, at_us: NOW });
+    assert_eq!(rows.funnel, vec![serves.clone(), serves.clone(), serves]);
 }
 
 /// Scenario: more names than have a number of their own.

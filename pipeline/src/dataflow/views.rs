@@ -88,7 +88,7 @@ pub struct ViewState {
     /// Live load per `(model, bucket)` of the plan in force.
     pub bucket_load: Arc<BTreeMap<(u32, u32), LoadTotal>>,
     pub instances: Arc<HashMap<u32, InstanceState>>,
-    /// Blocks of the cache index per instance.
+    /// Blocks of the cache index per instance; no zero entries.
     pub cached_blocks: Arc<HashMap<u32, i64>>,
     /// How far each instance's part of the cache index can be trusted, and why; those dropped are not here.
     pub trust: Arc<HashMap<u32, (CacheTrust, CacheCause)>>,
@@ -304,7 +304,12 @@ impl Building {
         let mut blocks = HashMap::<u32, i64>::new();
         changes.cache.iter().for_each(|(key, difference)| *blocks.entry(key.1).or_default() += difference);
         for (instance, difference) in blocks.into_iter().filter(|(_, difference)| *difference != 0) {
-            *Arc::make_mut(&mut state.cached_blocks).entry(instance).or_default() += difference;
+            let cached = Arc::make_mut(&mut state.cached_blocks);
+            let held = cached.entry(instance).or_default();
+            *held += difference;
+            if *held == 0 {
+                cached.remove(&instance);
+            }
         }
         let running = changes.distribution.into_iter().filter(|row| row.span == Span::Running);
         put(&mut state.distribution, running.map(|row| ((row.model, row.tier), row)));
