@@ -87,7 +87,11 @@ impl PlainCache {
                         changes.push(((hash, row.instance, level), 1));
                     }
                 }
-                KvChange::Hit { .. } | KvChange::Sum { .. } | KvChange::Listed { .. } | KvChange::Void => {}
+                KvChange::Hit { .. }
+                | KvChange::Sum { .. }
+                | KvChange::Listed { .. }
+                | KvChange::Gone
+                | KvChange::Void => {}
                 KvChange::Removed { hash, level } => {
                     if let Some(levels) = blocks.get_mut(&hash).filter(|levels| **levels & (1 << level) != 0) {
                         *levels &= !(1 << level);

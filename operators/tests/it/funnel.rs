@@ -137,12 +137,15 @@ enum Reads {
     },
 }
 
+/// Changes of the blocks held in an epoch.
+type Changed = (u64, Vec<(CacheKey, i64)>);
+
 /// Keeps an index as a reader of all workers' changes does.
 struct Keeper {
     index: Arc<PrefixIndex>,
     lag: u64,
     /// Per worker, its changes and the last epoch it closed.
-    workers: Vec<(VecDeque<(u64, Vec<(CacheKey, i64)>)>, Option<u64>)>,
+    workers: Vec<(VecDeque<Changed>, Option<u64>)>,
 }
 
 impl Keeper {

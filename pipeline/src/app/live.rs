@@ -236,7 +236,7 @@ fn instances(now: Micros, view: &ClusterView, views: &Views) -> Vec<Value> {
 fn atoms(views: &Views) -> Vec<Value> {
     let Some(flow) = &views.flow else { return Vec::new() };
     let mut totals = std::collections::BTreeMap::<u32, (i64, i64)>::new();
-    for ((_, atom), load) in &flow.load().atoms {
+    for ((_, atom), load) in flow.load().atoms.iter() {
         let total = totals.entry(*atom).or_default();
         *total = (total.0 + load.tokens, total.1 + load.requests);
     }
