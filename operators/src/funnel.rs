@@ -61,7 +61,7 @@ pub struct FunnelConfig {
     pub max_open: usize,
     /// Closed requests remembered. At the bound: the oldest is forgotten.
     pub max_closed: usize,
-    /// Blocks remembered as seen. At the bound: the one not asked for longest is forgotten (potential understated).
+    /// Blocks remembered as seen. At the bound: those not asked for longest are forgotten (potential understated).
     pub max_hashes: usize,
     /// (block, instance, level) in an index of its own ([`BlocksHeld::Own`]). At the bound: new ones are left out (present
     /// understated).

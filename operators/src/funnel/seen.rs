@@ -1,16 +1,16 @@
 //! Blocks that were asked for or stored before, by model.
 //!
-//! Invariant: of a block the first asking and the first storing are kept. At the bound the block that was not asked for
-//! longest is forgotten: one that was asked for since it was last looked at is passed over once.
-//! Cost: one map access per call; tables are small, so that none takes long to grow (see `shards`).
-//! State: 48 bytes a block and map slack, and 16 for its place in the order; at most `max_hashes`, evenly over the tables.
-use std::collections::VecDeque;
-
+//! Blocks live in two generations of a table: new ones, and old ones that are asked for again, are in the younger. When that
+//! is full, the older is forgotten and the younger takes its place; nothing is ever taken out one by one, which would wear a
+//! hash table out and make it twice as large.
+//! Invariant: of a block the first asking and the first storing are kept. What is forgotten at the bound was not asked for
+//! since at least half of the blocks of its table came.
+//! Cost: one or two map accesses per call; tables are small, so that none takes long to grow (see `shards`).
+//! State: 41 bytes a block and map slack; at most `max_hashes` blocks, evenly over the tables.
 use crate::IntMap;
 
-/// Blocks of a table, at the least.
-const TABLE_BLOCKS: usize = 4096;
-const MAX_TABLES: usize = 256;
+/// Blocks of a generation, at the most: as many as fit 2048 slots.
+const GENERATION: usize = 1792;
 
 /// No time: later than all.
 const NEVER: i64 = i64::MAX;
@@ -19,36 +19,49 @@ const NEVER: i64 = i64::MAX;
 struct Seen {
     asked: (i64, u64),
     stored_us: i64,
-    /// Asked for since it was last looked at for forgetting.
-    is_fresh: bool,
 }
+
+const UNSEEN: Seen = Seen { asked: (NEVER, u64::MAX), stored_us: NEVER };
 
 /// A block and the model it is of.
 pub(super) type Block = (u64, u32);
 
 #[derive(Default)]
 struct Table {
-    blocks: IntMap<Block, Seen>,
-    /// Keys of `blocks`, in the order in which they may be forgotten.
-    order: VecDeque<Block>,
+    young: IntMap<Block, Seen>,
+    old: IntMap<Block, Seen>,
+}
+
+impl Table {
+    fn get(&self, block: &Block) -> Option<&Seen> {
+        self.young.get(block).or_else(|| self.old.get(block))
+    }
+
+    /// Makes room for one more; says how many were forgotten for it.
+    fn make_room(&mut self, max: usize) -> usize {
+        if self.young.len() < max {
+            return 0;
+        }
+        let forgotten = self.old.len();
+        self.old.clear();
+        std::mem::swap(&mut self.young, &mut self.old);
+        forgotten
+    }
 }
 
 /// See the module.
 pub(super) struct SeenBlocks {
     tables: Box<[Table]>,
-    /// Blocks of a table, at the most.
-    table_max: usize,
-    forgotten: u64,
+    /// Blocks of a generation.
+    max: usize,
+    forgotten: usize,
 }
 
 impl SeenBlocks {
     pub fn new(max_hashes: usize) -> Self {
-        let tables = (max_hashes / TABLE_BLOCKS).clamp(1, MAX_TABLES);
-        Self {
-            tables: (0..tables).map(|_| Table::default()).collect(),
-            table_max: (max_hashes / tables).max(1),
-            forgotten: 0,
-        }
+        let tables = max_hashes.div_ceil(2 * GENERATION).max(1);
+        let max = (max_hashes / tables / 2).max(1);
+        Self { tables: (0..tables).map(|_| Table::default()).collect(), max, forgotten: 0 }
     }
 
     fn table(&self, hash: u64) -> usize {
@@ -56,38 +69,27 @@ impl SeenBlocks {
         (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % self.tables.len()
     }
 
-    fn seen(&mut self, block: Block) -> &mut Seen {
-        let place = self.table(block.0);
-        let Table { blocks, order } = &mut self.tables[place];
-        if !blocks.contains_key(&block) {
-            while blocks.len() >= self.table_max {
-                let Some(oldest) = order.pop_front() else { break };
-                match blocks.get_mut(&oldest).filter(|seen| seen.is_fresh) {
-                    Some(seen) => {
-                        seen.is_fresh = false;
-                        order.push_back(oldest);
-                    }
-                    None => {
-                        blocks.remove(&oldest);
-                        self.forgotten += 1;
-                    }
-                }
-            }
-            order.push_back(block);
-        }
-        blocks.entry(block).or_insert(Seen { asked: (NEVER, u64::MAX), stored_us: NEVER, is_fresh: false })
-    }
-
     /// A request asked for it at a time.
     pub fn asked(&mut self, block: Block, by: (i64, u64)) {
-        let seen = self.seen(block);
-        seen.asked = seen.asked.min(by);
-        seen.is_fresh = true;
+        let place = self.table(block.0);
+        let table = &mut self.tables[place];
+        if !table.young.contains_key(&block) {
+            let seen = table.old.remove(&block).unwrap_or(UNSEEN);
+            self.forgotten += table.make_room(self.max);
+            table.young.insert(block, seen);
+        }
+        table.young.entry(block).and_modify(|seen| seen.asked = seen.asked.min(by));
     }
 
     pub fn stored(&mut self, block: Block, at_us: i64) {
-        let seen = self.seen(block);
-        seen.stored_us = seen.stored_us.min(at_us);
+        let place = self.table(block.0);
+        let table = &mut self.tables[place];
+        if let Some(seen) = table.young.get_mut(&block).or_else(|| table.old.get_mut(&block)) {
+            seen.stored_us = seen.stored_us.min(at_us);
+            return;
+        }
+        self.forgotten += table.make_room(self.max);
+        table.young.insert(block, Seen { stored_us: at_us, ..UNSEEN });
     }
 
     /// Whether a request that comes before `by` asked for it.
@@ -100,11 +102,11 @@ impl SeenBlocks {
     }
 
     fn get(&self, block: Block) -> Option<&Seen> {
-        self.tables[self.table(block.0)].blocks.get(&block)
+        self.tables[self.table(block.0)].get(&block)
     }
 
     /// Blocks forgotten at the bound since the last call.
     pub fn take_forgotten(&mut self) -> u64 {
-        std::mem::take(&mut self.forgotten)
+        std::mem::take(&mut self.forgotten) as u64
     }
 }

@@ -26,8 +26,8 @@ use super::{
 };
 
 const BATCH: Duration = Duration::from_millis(10);
-/// Prompts loaded per batch.
-const LOAD_PROMPTS: u64 = 50;
+/// Prompts loaded per batch: as many events as come in 90 ms at [`EVENTS_PER_SECOND`].
+const LOAD_PROMPTS: u64 = 10;
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Side {
