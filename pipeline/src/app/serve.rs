@@ -359,7 +359,8 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
     loop {
         interval.tick().await;
         let (state, now) = (flow.load(), WallClock.now());
-        let told = (state.instances.clone(), state.distribution.clone(), state.sessions.clone());
+        let told =
+            (state.instances.clone(), state.cached_blocks.clone(), state.distribution.clone(), state.sessions.clone());
         let is_idle = state.atoms.is_empty() && published.as_ref() == Some(&told);
         if !is_idle {
             let leased: Vec<_> = views.directory.load().iter().map(|e| (e.id.0, e.leases.tokens())).collect();
