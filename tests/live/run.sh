@@ -69,7 +69,7 @@ fi
 check "stops on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
 if [ -n "$chromium" ]; then
   # Little memory for KV, so that a few dozen prompts drive each other out of the caches.
-  printf '[workers]\nkv_bytes_max = "24MiB"\n[dataflow]\nfunnel_window = "2s"\nmrc_interval = "2s"\n' >"$work/storm.toml"
+  printf '[workers]\nkv_bytes_max = "24MiB"\n[dataflow]\nfunnel_window = "2s"\nmrc_interval = "2s"\n[[shadow.policies]]\nname = "even"\npolicy = { route = { policy = "round_robin" } }\n' >"$work/storm.toml"
   serve storm --config "$work/storm.toml"
   check "page says why the hit rate fell" env CHROMIUM="$chromium" node dashboards/web/tests/story.mjs "${EVENKEEL_SCREENSHOTS:-$work/pages}"
 fi

@@ -1,5 +1,5 @@
-// The story of an operator (SPEC E4, C5): the hit rate fell, why? Needs a server with little memory for KV and a short
-// `dataflow.funnel_window`, as tests/live/run.sh starts it.
+// The story of an operator (SPEC E4, C5): the hit rate fell, why? Needs a server with little memory for KV, a short
+// `dataflow.funnel_window` and a shadow policy `even`, as tests/live/run.sh starts it.
 //
 //   EVENKEEL_URL=http://127.0.0.1:8080 node tests/story.mjs [folder for screenshots]
 //
@@ -7,7 +7,20 @@
 // eviction storm). The operator sees the rate fall, and gets by clicks alone from it to the layer, the reason, a request
 // that lost its tokens, and what more capacity would buy.
 import { mkdir } from 'node:fs/promises';
-import { check, fits, folder, inked, launch, numberIn, openPage, quiet, shot, startLoad, until } from './page_kit.mjs';
+import {
+  check,
+  fits,
+  folder,
+  inked,
+  launch,
+  numberIn,
+  openPage,
+  quiet,
+  shot,
+  startLoad,
+  until,
+  view,
+} from './page_kit.mjs';
 
 const FEW = 4;
 const MANY = 60;
@@ -98,6 +111,25 @@ async function operatorAsksWhy(opened, storm) {
   check(storm.problem === null, `the storm stopped: ${storm.problem?.message}`);
 }
 
+/** A policy that takes instances by turns decides beside the acting one, and some of it differs. */
+async function shadowDiffers(opened) {
+  const { page } = opened;
+  await view(opened, 'shadow');
+  const policy = page.locator('[data-testid="shadow-table"] tbody tr');
+  await until(
+    'decisions of the shadow that differ',
+    () => policy.allTextContents(),
+    ([row]) => /^even\d/.test(row ?? '') && !/^even[\d,]+0 \(0\.0 %\)/.test(row),
+  );
+  await policy.getByRole('link', { name: 'even' }).click();
+  check(page.url().includes('scope=even'), `the policy is not in the address ${page.url()}`);
+  const changes = () => page.locator('[data-testid="shadow-changes"] tbody tr').allTextContents();
+  const [first] = await until('what differs', changes, (rows) => rows.length >= 1);
+  check(/w\d → w\d/.test(first), `the decision that differs does not name both instances: ${first}`);
+  await shot(page, 'story-5-shadow.png');
+  console.log(`ok a shadow policy's decisions stand beside those made: ${await policy.first().textContent()}`);
+}
+
 /** The same finding on a phone and in the light scheme. */
 async function narrowLight(browser) {
   const viewport = { width: 390, height: 844 };
@@ -150,6 +182,7 @@ try {
   );
   console.log(`ok the hit rate falls: from ${before} % to ${await opened.text('hit-rate')} of the last minute`);
   await operatorAsksWhy(opened, storm.load);
+  await shadowDiffers(opened);
   await quiet(opened, 'in the story');
   await narrowLight(browser);
 } catch (error) {

@@ -9,7 +9,7 @@ const FILLED = {
   capacity: '[data-testid="capacity-answer"]',
   scaling: '[data-testid="timeline"]',
   requests: '[data-testid="requests-table"] tbody tr',
-  shadow: '[data-testid="panel-shadow"] table, [data-testid="no-shadow"]',
+  shadow: '[data-testid="panel-shadow"] :is(table, [data-testid="no-shadow"], [data-testid="nothing-in-view"])',
   sql: '[data-testid="sql-input"]',
 };
 
