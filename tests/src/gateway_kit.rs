@@ -27,7 +27,7 @@ use pipeline::{
     },
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{ClusterView, DEFAULT_VARIANT, EngineView, FetchTimes, InstanceView, PrefixHits, PrefixReading, ViewMode},
-    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow},
+    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow},
 };
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -45,6 +45,7 @@ pub struct Rows {
     pub decisions: Mutex<Vec<DecisionRow>>,
     pub inputs: Mutex<Vec<PolicyInputRow>>,
     pub faults: Mutex<Vec<FaultRow>>,
+    pub settings: Mutex<Vec<SettingsRow>>,
 }
 
 #[async_trait]
@@ -60,6 +61,9 @@ impl EventSink for Rows {
     }
     async fn fault(&self, row: FaultRow) {
         self.faults.lock().unwrap().push(row);
+    }
+    async fn settings(&self, row: SettingsRow) {
+        self.settings.lock().unwrap().push(row);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `foreign_worker` | an engine of somebody else, as far as HTTP shows it, that does as a test says |
 //! | `gateway_kit` | a gateway over scripted instances, driven with `oneshot` |
 //! | `repository` | the source tree, for the tests that hold house rules |
 //! | `shared_data` | recorded workloads and golden references, where they are present |
@@ -11,6 +12,7 @@
 // All of this crate is tests: a poisoned lock is a failed test.
 #![allow(clippy::unwrap_used)]
 
+pub mod foreign_worker;
 pub mod gateway_kit;
 pub mod repository;
 pub mod server;

@@ -61,15 +61,21 @@ impl Server {
 
     /// The same with these values of `--model`; the test model is `tiny.gguf` in the folder.
     pub async fn start_models(folder: &Path, settings: &str, models: &[String]) -> Option<Server> {
+        fs::write(folder.join("tiny.gguf"), tiny_llama_gguf(7)).expect("the model");
+        let models: Vec<String> = models.iter().map(|model| format!("--model={model}")).collect();
+        Server::start_with(folder, settings, &models).await
+    }
+
+    /// With these arguments besides those for ports, settings and folder.
+    pub async fn start_with(folder: &Path, settings: &str, arguments: &[String]) -> Option<Server> {
         let config = folder.join("evenkeel.toml");
         fs::write(&config, settings).expect("the settings");
-        fs::write(folder.join("tiny.gguf"), tiny_llama_gguf(7)).expect("the model");
         let address = format!("127.0.0.1:{}", free_port());
         let child = Command::new(binary()?)
             .args(["serve", "--listen", &address, "--flight-listen", &format!("127.0.0.1:{}", free_port())])
             .arg("--config")
             .arg(&config)
-            .args(models.iter().map(|model| format!("--model={model}")))
+            .args(arguments)
             .arg("--data-dir")
             .arg(folder.join("data"))
             .stdout(Stdio::null())

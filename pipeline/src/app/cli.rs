@@ -82,6 +82,10 @@ struct ServeArgs {
     /// q8=weights:q8_0,workers:2; may be given several times
     #[arg(long = "variant", value_parser = config::parse_variant)]
     variants: Vec<config::Variant>,
+    /// An engine that speaks OpenAI's HTTP (vLLM, SGLang), as in http://10.0.0.7:8000; may be given several times. Without
+    /// --config, --workers or --model such engines serve alone
+    #[arg(long = "worker-url")]
+    worker_urls: Vec<String>,
     /// Address of the HTTP side
     #[arg(long)]
     listen: Option<SocketAddr>,
@@ -172,8 +176,15 @@ impl ServeArgs {
                 "evenkeel: --pg-listen {address}: this version does not serve the PostgreSQL wire; use POST /sql"
             );
         }
+        let (foreign, has_file) = (!self.worker_urls.is_empty(), self.config.is_some());
+        let workers: Vec<_> = self.worker_urls.into_iter().map(config::ForeignWorker::at).collect();
+        // Beside foreign workers, own ones are started when asked for; a model alone counts the foreign ones' tokens.
+        let none_own = foreign && !has_file && self.workers.is_none();
+        let no_model = none_own && self.models.is_empty();
         let overrides = models(self.models)
-            .set("workers.count", self.workers)
+            .set("model.name", no_model.then(String::new))
+            .set("workers.count", self.workers.or(none_own.then_some(0)))
+            .set("foreign.workers", Some(workers).filter(|workers| !workers.is_empty()))
             .set("model.variants", Some(self.variants).filter(|variants| !variants.is_empty()))
             .set("server.listen", self.listen)
             .set("server.data_dir", self.data_dir)

@@ -41,11 +41,6 @@ impl Clock for WallClock {
 pub struct BusSink(pub Bus);
 
 impl BusSink {
-    /// Writes down under what settings decisions are made from now on.
-    pub async fn settings(&self, row: SettingsRow) {
-        self.put(row).await;
-    }
-
     async fn put<R: Row>(&self, row: R) {
         if let Err(error) = self.0.publish(row).await {
             tracing::warn!(topic = R::TOPIC.name(), %error, "row not published");
@@ -65,6 +60,9 @@ impl EventSink for BusSink {
         self.put(row).await;
     }
     async fn fault(&self, row: FaultRow) {
+        self.put(row).await;
+    }
+    async fn settings(&self, row: SettingsRow) {
         self.put(row).await;
     }
 }

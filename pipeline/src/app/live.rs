@@ -6,6 +6,10 @@
 
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
+use arrow::{
+    array::{Array, AsArray, RecordBatch},
+    datatypes::{Int64Type, TimestampMicrosecondType},
+};
 use axum::{
     Router,
     extract::State,
@@ -28,7 +32,7 @@ use crate::{
     gateway::{auth::Keys, deps::ViewSource, recorder::UNCLASSED},
     ids::Micros,
     policy::ClusterView,
-    rows::{DecisionRow, EngineStepRow, FaultRow, RequestRow},
+    rows::{DecisionRow, EngineStepRow, FaultRow},
 };
 
 const SECOND: Micros = 1_000_000;
@@ -114,11 +118,12 @@ impl Figures {
                     second.prompt_tokens += u64::from(row.scheduled_prompt_tokens);
                 }
             }
-            Topic::Requests => {
-                rows_of::<RequestRow>(&published.batch).unwrap_or_default().iter().for_each(|row| self.request(row));
-            }
+            Topic::Requests => self.requests(&published.batch),
             Topic::Decisions => {
-                for row in rows_of::<DecisionRow>(&published.batch).unwrap_or_default() {
+                // Of a batch only the last ones are shown.
+                let skipped = published.batch.num_rows().saturating_sub(DECISIONS);
+                let shown = published.batch.slice(skipped, published.batch.num_rows() - skipped);
+                for row in rows_of::<DecisionRow>(&shown).unwrap_or_default() {
                     // A request that was refused before the throttle was asked says nothing about it.
                     if row.throttle_step != UNCLASSED {
                         self.step.clone_from(&row.throttle_step);
@@ -135,12 +140,24 @@ impl Figures {
         }
     }
 
-    fn request(&mut self, row: &RequestRow) {
-        match (row.event.as_str(), row.gap_us) {
-            ("arrived", _) => self.second(row.at).arrived += 1,
-            ("first_token", Some(gap)) => self.ttft.push_back((row.at, gap)),
-            ("grew", Some(gap)) => self.itl.push_back((row.at, gap)),
-            _ => {}
+    /// Read in place: there may be very many.
+    fn requests(&mut self, batch: &RecordBatch) {
+        let column = |name| batch.column_by_name(name);
+        let (Some(at), Some(event), Some(gap_us)) = (
+            column("at").and_then(|column| column.as_primitive_opt::<TimestampMicrosecondType>()),
+            column("event").and_then(|column| column.as_string_opt::<i32>()),
+            column("gap_us").and_then(|column| column.as_primitive_opt::<Int64Type>()),
+        ) else {
+            return;
+        };
+        for row in 0..batch.num_rows() {
+            let (at, gap_us) = (at.value(row), gap_us.is_valid(row).then(|| gap_us.value(row)));
+            match (event.value(row), gap_us) {
+                ("arrived", _) => self.second(at).arrived += 1,
+                ("first_token", Some(gap)) => self.ttft.push_back((at, gap)),
+                ("grew", Some(gap)) => self.itl.push_back((at, gap)),
+                _ => {}
+            }
         }
         for samples in [&mut self.ttft, &mut self.itl] {
             while samples.len() > SAMPLES_MAX {

@@ -35,8 +35,8 @@ use crate::{
         Dataflow, FlowViews, PredictorSpan, funnel_rows, horizon_periods, predictor_rows, trend_epochs, view_rows,
     },
     gateway::{
-        Gateway, auth::Keys, deps, deps::Clock as _, instances::InstanceDirectory, metrics::Metrics,
-        registry::Registry, routes, with_fallbacks,
+        Gateway, auth::Keys, deps, deps::Clock as _, deps::EventSink as _, foreign::ForeignModels,
+        instances::InstanceDirectory, metrics::Metrics, registry::Registry, routes, with_fallbacks,
     },
     ids::Micros,
     models::{Catalogue, ModelFile, PullRequest, progress, pull, resolve},
@@ -44,6 +44,7 @@ use crate::{
     worker::{
         child::WorkerCommand,
         flight_server,
+        foreign::{ForeignKeepers, ForeignPlant},
         supervisor::{ServedModel, Supervisor, SupervisorConfig},
         variant_files,
     },
@@ -80,10 +81,10 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// In the order of the configuration. Names are distinct.
+    /// In the order of the configuration. Names are distinct. None at all: foreign workers serve alone.
     fn all(config: &Config) -> anyhow::Result<Vec<Loaded>> {
         let mut all: Vec<Loaded> = Vec::new();
-        for group in config.groups() {
+        for group in config.groups().into_iter().filter(|group| !group.name.is_empty()) {
             let model = served_model(config, &group)?;
             let text = ModelText::load(&model.name, &model.path, config.workers.block_size)
                 .with_context(|| format!("model {} ({})", model.name, model.path))?;
@@ -97,6 +98,10 @@ impl Loaded {
             all.push(Loaded { group, model, text: Arc::new(text) });
         }
         Ok(all)
+    }
+
+    fn text(&self) -> Arc<dyn deps::TextModel> {
+        self.text.clone()
     }
 }
 
@@ -173,6 +178,9 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let stop = CancellationToken::new();
     runtimes.ingest.spawn(serve_flight(flight, BusSink(plant.bus.clone()), stop.clone()));
 
+    // Without workers of our own, a model file counts the tokens of others.
+    let (models, counting) =
+        if config.workers.count > 0 { (models, None) } else { (Vec::new(), models.first().map(Loaded::text)) };
     let names: Vec<&str> = models.iter().map(|loaded| loaded.model.name.as_str()).collect();
     let recorded = Recorded::of(config, &names, config.workers.block_size);
     let row = SettingsRow {
@@ -183,7 +191,12 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     };
     BusSink(plant.bus.clone()).settings(row).await;
     let (deps, metrics) = gateway_deps(config, (&models, &recorded), plant, runtimes)?;
-    let gateway = Gateway::new(deps);
+    let foreign = match config.foreign.workers.as_slice() {
+        [] => Arc::default(),
+        _ => Arc::new(ForeignModels::new(deps.clone(), counting)),
+    };
+    let own_models = deps.models.names().into_iter().map(String::from).collect();
+    let gateway = Gateway::with_foreign(deps, foreign.clone());
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
     let tasks = [
         tokio::spawn(tick(gateway.clone())),
@@ -193,7 +206,11 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     ];
     super::plant_metrics::register(&metrics, plant.bus.clone(), plant.views.clone());
 
+    let first = models.iter().map(|loaded| loaded.group.worker_count(config.workers.count)).sum();
     let supervisors = supervise(config, models, plant, flight_address)?;
+    let (directory, sink) = (plant.directory.clone(), Arc::new(BusSink(plant.bus.clone())));
+    let keeping = ForeignPlant { models: foreign, directory, instances: sink.clone(), events: sink, own_models };
+    let keepers = ForeignKeepers::start(&config.foreign, first, &keeping);
     let router = router(config, gateway, plant, (runtimes, live_events))?;
     announce(address, flight_address, config);
     let server = tokio::spawn({
@@ -204,6 +221,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     eprintln!("evenkeel: stopping; running answers may finish for {:?}", config.server.drain_timeout);
     stop.cancel();
     server.await?;
+    keepers.stop().await;
     join_all(supervisors.into_iter().map(Supervisor::stop)).await;
     tasks.into_iter().for_each(|task| task.abort());
     Ok(())
@@ -236,13 +254,13 @@ fn gateway_deps(
     runtimes: &Runtimes,
 ) -> anyhow::Result<(deps::Deps, Arc<Metrics>)> {
     let metrics = Arc::new(Metrics::default());
-    let texts = models.iter().map(|loaded| loaded.text.clone() as Arc<dyn deps::TextModel>).collect();
+    let texts = models.iter().map(Loaded::text).collect();
     let deps = deps::Deps {
         config: config.clone(),
         directory: plant.directory.clone(),
         views: plant.views.clone(),
         events: events(config, recorded, (&plant.bus, &metrics))?,
-        models: Arc::new(Registry::new(config, texts)),
+        models: Arc::new(if models.is_empty() { Registry::none() } else { Registry::new(config, texts) }),
         clock: Arc::new(WallClock),
         metrics: metrics.clone(),
         text_runtime: runtimes.text_jobs.handle().clone(),
@@ -427,7 +445,10 @@ async fn publish_all<R: Row>(bus: &Bus, rows: Vec<R>) {
 }
 
 fn announce(address: SocketAddr, flight: SocketAddr, config: &Config) {
-    for group in config.groups() {
+    if !config.foreign.workers.is_empty() {
+        eprintln!("evenkeel: serving what {} foreign worker(s) serve", config.foreign.workers.len());
+    }
+    for group in config.groups().iter().filter(|_| config.workers.count > 0) {
         eprintln!("evenkeel: serving {} with {} worker(s)", group.name, group.worker_count(config.workers.count));
     }
     eprintln!("  OpenAI API  http://{address}/v1   (ready when http://{address}/ready answers 200)");

@@ -24,7 +24,7 @@ use crate::{
     config::{Config, Recorded},
     gateway::deps::EventSink,
     replay::{Apart, Made, ask, look},
-    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, ShadowDecisionRow},
+    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, ShadowDecisionRow},
 };
 
 /// Decisions whose inputs came and that are not made yet. Requests that leave in between leave theirs behind.
@@ -199,6 +199,9 @@ impl EventSink for ShadowSink {
     }
     async fn fault(&self, row: FaultRow) {
         self.inner.fault(row).await;
+    }
+    async fn settings(&self, row: SettingsRow) {
+        self.inner.settings(row).await;
     }
 }
 

@@ -16,6 +16,7 @@ impl EventSink for Inner {
     }
     async fn policy_input(&self, _: PolicyInputRow) {}
     async fn fault(&self, _: FaultRow) {}
+    async fn settings(&self, _: SettingsRow) {}
 }
 
 /// Answers when it is let to; panics at the decision named.

@@ -27,6 +27,9 @@ use crate::{config, rows::FaultRow};
 
 /// Rows taken from the queue at once.
 const ROWS_AT_ONCE: usize = 512;
+/// After the queue was emptied the next rows gather for this long, so that a publisher does not pay for waking the thread
+/// row by row. It is short beside `flush_interval`.
+const REST: Duration = Duration::from_millis(1);
 
 /// What comes through the row queue.
 #[derive(Debug)]
@@ -109,10 +112,15 @@ impl Collector {
         self.stop = stop.clone();
         let mut taken = Vec::with_capacity(ROWS_AT_ONCE);
         let (mut rows_open, mut batches_open, mut stopping) = (true, true, false);
+        let mut rest_until = None;
         while rows_open || batches_open {
             tokio::select! {
-                count = rows.recv_many(&mut taken, ROWS_AT_ONCE), if rows_open => {
+                () = at(rest_until) => rest_until = None,
+                count = rows.recv_many(&mut taken, ROWS_AT_ONCE), if rows_open && rest_until.is_none() => {
                     rows_open = count > 0;
+                    if count < ROWS_AT_ONCE && !stopping {
+                        rest_until = Some(Instant::now() + REST);
+                    }
                     for command in taken.drain(..) {
                         self.take_row(command).await;
                     }
@@ -124,7 +132,7 @@ impl Collector {
                 () = at(self.flush_at) => self.flush_rows().await,
                 () = at(self.commit_at) => self.commit(),
                 () = stop.cancelled(), if !stopping => {
-                    stopping = true;
+                    (stopping, rest_until) = (true, None);
                     rows.close();
                     batches.close();
                 }

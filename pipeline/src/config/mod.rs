@@ -3,6 +3,7 @@
 //!
 //! An unknown key is refused and the nearest known key is named.
 
+mod foreign;
 mod load;
 mod models;
 mod recorded;
@@ -15,6 +16,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
+pub use foreign::{Foreign, ForeignWorker};
 pub(crate) use load::did_you_mean;
 pub use load::{ConfigError, Overrides, home_dir, load};
 pub use models::{MODELS_MAX, ModelGroup, parse_model};
@@ -31,6 +33,7 @@ pub struct Config {
     /// Instead of `model`, if there are several.
     pub models: Vec<ModelGroup>,
     pub workers: Workers,
+    pub foreign: Foreign,
     pub bus: Bus,
     pub log: Log,
     pub dataflow: Dataflow,

@@ -4,7 +4,26 @@ use super::{Config, ConfigError, LOCAL_TENANT, Speculation, models, variants};
 
 pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     let w = &config.workers;
-    require(w.count >= 1 && w.count <= 256, "workers.count", w.count, "1 to 256")?;
+    config.foreign.validate()?;
+    let least = if config.foreign.workers.is_empty() { 1 } else { 0 };
+    require(
+        (least..=256).contains(&w.count),
+        "workers.count",
+        w.count,
+        "1 to 256, or 0 with foreign.workers, which then serve alone",
+    )?;
+    require(
+        w.count == 0 || !config.models.is_empty() || !config.model.name.is_empty(),
+        "model.name",
+        "empty",
+        "a model, since workers.count is not 0",
+    )?;
+    require(
+        w.count > 0 || config.models.is_empty(),
+        "workers.count",
+        w.count,
+        "at least 1 with [[models]], which are served by workers of our own",
+    )?;
     require(w.threads >= 1 && w.threads <= 1024, "workers.threads", w.threads, "1 to 1024")?;
     require(
         (16..=64).contains(&w.block_size) && w.block_size.is_power_of_two(),

@@ -18,7 +18,7 @@ use crate::{
     config::Config,
     ids::Micros,
     policy::{ClusterView, PrefixReading},
-    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow},
+    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow},
 };
 
 /// Where rows go. Waits when the bus is full, so that accounts stay complete; never fails the request.
@@ -29,6 +29,8 @@ pub trait EventSink: Send + Sync {
     /// What a decision was made from; comes before it.
     async fn policy_input(&self, row: PolicyInputRow);
     async fn fault(&self, row: FaultRow);
+    /// Settings under which decisions are made from now on.
+    async fn settings(&self, row: SettingsRow);
 }
 
 /// The views policies read. Cheap: no lock held while answering.

@@ -19,6 +19,7 @@ use super::{
     best_of::Sampling,
     decision,
     error::ApiError,
+    foreign::Taken,
     json_body,
     parse::{self, Face, ParsedRequest},
     prepare::Prepared,
@@ -48,7 +49,11 @@ async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> R
             gateway.deps.metrics.ended(face.route(), error.code(), 0.0);
             Answered { response: error.into_response(), decision_id: UNCLASSED.to_string(), variant: None }
         }
-        Ok(tenant) => known_sender(&gateway, face, (request_id.as_str(), tenant), request).await,
+        Ok(tenant) => match gateway.foreign.take(&gateway, request).await {
+            Taken::Own(request) => known_sender(&gateway, face, (request_id.as_str(), tenant), request).await,
+            Taken::Foreign(call) => call.answer(face, (request_id.as_str(), tenant)).await,
+            Taken::Refused(error) => refused(&gateway, face, (request_id.as_str(), tenant), error).await,
+        },
     };
     let Answered { mut response, decision_id, variant } = answered;
     for (name, value) in [(REQUEST_ID, Some(request_id)), (DECISION, Some(decision_id)), (VARIANT, variant)] {
@@ -60,17 +65,25 @@ async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> R
 }
 
 /// A response and what its headers tell.
-struct Answered {
-    response: Response,
-    decision_id: String,
-    variant: Option<String>,
+pub(super) struct Answered {
+    pub(super) response: Response,
+    pub(super) decision_id: String,
+    pub(super) variant: Option<String>,
 }
 
 impl Answered {
-    fn refusal(error: &ApiError, case: &Case) -> Self {
+    pub(super) fn refusal(error: &ApiError, case: &Case) -> Self {
         let variant = case.recorder.variant().map(str::to_string);
         Self { response: error.clone().into_response(), decision_id: case.decision_id.clone(), variant }
     }
+}
+
+/// Refused before it was known whose request it is to serve.
+async fn refused(gateway: &Gateway, face: Face, (request_id, tenant): (&str, Tenant), error: ApiError) -> Answered {
+    let recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
+    let mut case = Case::new(tenant, recorder);
+    case.refused(gateway, &error).await;
+    Answered::refusal(&error, &case)
 }
 
 async fn known_sender(

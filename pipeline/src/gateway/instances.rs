@@ -22,7 +22,7 @@ use futures::Stream;
 use operators::ReplayWant;
 use tokio::sync::Notify;
 
-use super::load_order::LoadOrder;
+use super::{foreign::ForeignInstance, load_order::LoadOrder};
 use crate::{
     ids::{InstanceId, Micros, Name, ProcessEpoch},
     policy::FetchTimes,
@@ -95,6 +95,11 @@ pub trait InstanceClient: Send + Sync {
     /// Has KV events told again, or blocks anew, by the incarnation's telemetry; gives the rows on their way.
     async fn tell_kv(&self, _epoch: ProcessEpoch, _ask: KvAsk) -> Result<u64, InstanceError> {
         Err(InstanceError::Refused("this instance does not tell its KV events again".into()))
+    }
+
+    /// The foreign worker that it is, which is sent HTTP requests instead.
+    fn foreign(self: Arc<Self>) -> Option<Arc<ForeignInstance>> {
+        None
     }
 
     /// Runs the sequence with its text free.

@@ -15,6 +15,7 @@
 //! | `queue_place` | a place in a queue, held by who waits |
 //! | `instances`, `load_order` | instances, their clients and leases; who has the fewest |
 //! | `recorder` | one account a request: rows, metrics and log lines |
+//! | `foreign` | engines of others behind the same policies, their answers relayed |
 //! | `session` | which conversation a request belongs to |
 //! | `decision`, `reading` | a decision as a row; what policies read for it as another |
 //! | `auth`, `error`, `metrics` | who asks; how it can end; Prometheus |
@@ -32,6 +33,7 @@ pub mod decision;
 pub mod deps;
 pub mod dispatcher;
 pub mod error;
+pub mod foreign;
 pub mod group;
 pub mod inference;
 pub mod instances;
@@ -72,15 +74,23 @@ pub struct Gateway {
     pub deps: deps::Deps,
     pub keys: auth::Keys,
     pub dispatcher: Arc<dispatcher::Dispatcher>,
+    /// Models that engines of others serve.
+    pub foreign: Arc<foreign::ForeignModels>,
     text_jobs: prepare::TextJobs,
     started: Micros,
 }
 
 impl Gateway {
     pub fn new(deps: deps::Deps) -> Arc<Self> {
+        Self::with_foreign(deps, Arc::default())
+    }
+
+    /// A gateway that also sends to engines of others.
+    pub fn with_foreign(deps: deps::Deps, foreign: Arc<foreign::ForeignModels>) -> Arc<Self> {
         Arc::new(Self {
             keys: auth::Keys::new(&deps.config.server.keys),
             dispatcher: Arc::new(dispatcher::Dispatcher::new(deps.clone())),
+            foreign,
             text_jobs: prepare::TextJobs::default(),
             started: deps.clock.now(),
             deps,
@@ -91,6 +101,7 @@ impl Gateway {
     pub async fn tick(&self) {
         self.dispatcher.tick(self.deps.clock.now()).await;
         self.dispatcher.pump();
+        self.foreign.tick().await;
     }
 }
 

@@ -9,18 +9,22 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{Gateway, error::ApiError, registry::Model};
+use super::{Gateway, error::ApiError};
 
-fn describe(gateway: &Gateway, model: &Model) -> Value {
-    json!({
-        "id": model.name(), "object": "model", "created": gateway.started / 1_000_000, "owned_by": "evenkeel",
-    })
+fn describe(gateway: &Gateway, name: &str, owner: &str) -> Value {
+    json!({"id": name, "object": "model", "created": gateway.started / 1_000_000, "owned_by": owner})
+}
+
+/// Our own models, and those of foreign workers.
+fn all(gateway: &Gateway) -> Vec<Value> {
+    let foreign = gateway.foreign.names();
+    let foreign = foreign.iter().map(|name| describe(gateway, name, "foreign"));
+    gateway.deps.models.iter().map(|model| describe(gateway, model.name(), "evenkeel")).chain(foreign).collect()
 }
 
 pub async fn list(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Result<Json<Value>, ApiError> {
     gateway.keys.tenant(&headers)?;
-    let data: Vec<Value> = gateway.deps.models.iter().map(|model| describe(&gateway, model)).collect();
-    Ok(Json(json!({"object": "list", "data": data})))
+    Ok(Json(json!({"object": "list", "data": all(&gateway)})))
 }
 
 pub async fn get(
@@ -29,6 +33,8 @@ pub async fn get(
     headers: HeaderMap,
 ) -> Result<Json<Value>, ApiError> {
     gateway.keys.tenant(&headers)?;
-    let model = gateway.deps.models.resolve(&id)?;
-    Ok(Json(describe(&gateway, &model)))
+    match all(&gateway).into_iter().find(|model| model["id"] == id) {
+        Some(model) => Ok(Json(model)),
+        None => Err(gateway.foreign.unknown(&gateway, &id)),
+    }
 }

@@ -35,6 +35,14 @@ pub struct RequestArrival {
     pub turns: u32,
 }
 
+/// Sums that an answer of a foreign engine told; `None`: it did not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Told {
+    pub prompt_tokens: Option<u32>,
+    pub output_tokens: Option<u32>,
+    pub cached_tokens: Option<u32>,
+}
+
 pub struct Recorder {
     deps: Deps,
     face: Face,
@@ -168,6 +176,19 @@ impl Recorder {
         self.deps.events.request(row).await;
     }
 
+    /// A foreign engine told the sums at the end; they replace what was estimated or counted on the way.
+    pub fn settle(&mut self, told: Told) {
+        self.prompt_tokens = told.prompt_tokens.unwrap_or(self.prompt_tokens);
+        if let Some(output_tokens) = told.output_tokens {
+            let uncounted = output_tokens.saturating_sub(self.output_tokens);
+            self.deps.metrics.generation_tokens.inc_by(u64::from(uncounted));
+            self.output_tokens = output_tokens;
+        }
+        if let Some(cached_tokens) = told.cached_tokens {
+            self.reused(cached_tokens);
+        }
+    }
+
     /// Prompt tokens whose KV was reused, added up over the prompts.
     pub fn reused(&mut self, cached_tokens: u32) {
         self.cached_tokens = Some(self.cached_tokens.unwrap_or(0).saturating_add(cached_tokens));
@@ -211,11 +232,7 @@ impl Recorder {
         row.total_us = Some(row.at - self.arrived);
         row.finish_reason = finish_reason.map(str::to_string);
         row.error = error;
-        tracing::info!(
-            request_id = %row.request_id, event, tier = row.tier, tenant = row.tenant, instance = row.instance,
-            prompt_tokens = row.prompt_tokens, output_tokens = row.output_tokens, total_us = row.total_us,
-            error = row.error, "request ended"
-        );
+        log(&row);
         row
     }
 
@@ -253,6 +270,23 @@ impl Drop for Recorder {
             let events = self.deps.events.clone();
             self.runtime.spawn(async move { events.request(row).await });
         }
+    }
+}
+
+/// What went well is in the tables; the log is for what did not.
+fn log(row: &RequestRow) {
+    macro_rules! line {
+        ($level:ident) => {
+            tracing::$level!(
+                request_id = %row.request_id, event = row.event, tier = row.tier, tenant = row.tenant,
+                instance = row.instance, prompt_tokens = row.prompt_tokens, output_tokens = row.output_tokens,
+                total_us = row.total_us, error = row.error, "request ended"
+            )
+        };
+    }
+    match row.event.as_str() {
+        "finished" => line!(debug),
+        _ => line!(info),
     }
 }
 

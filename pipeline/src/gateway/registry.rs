@@ -68,6 +68,11 @@ impl Registry {
         Registry(models)
     }
 
+    /// Of an entry whose models are all served by foreign workers, which keep registries of their own.
+    pub fn none() -> Registry {
+        Registry(Vec::new())
+    }
+
     /// The model that requests call so.
     ///
     /// # Errors
@@ -79,6 +84,10 @@ impl Registry {
         })
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Model>> {
         self.0.iter()
     }
@@ -87,9 +96,9 @@ impl Registry {
         self.0.iter().map(|model| model.name()).collect()
     }
 
-    /// Tokens of a KV block; one figure for all models.
+    /// Tokens of a KV block; one figure for all models. 1 without any.
     pub fn block_size(&self) -> usize {
-        self.0[0].text.block_size()
+        self.0.first().map_or(1, |model| model.text.block_size())
     }
 
     /// The model of every request, where there is only one.

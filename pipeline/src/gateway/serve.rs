@@ -19,6 +19,7 @@ use super::{
     prepare::Prepared,
     reading::{ArrivalReading, LeaseFate, PlaceReading, wait_over_row},
     recorder::{Recorder, RequestArrival},
+    registry::Model,
     sequence::{Sequence, SequencePlan},
 };
 use crate::{
@@ -125,6 +126,20 @@ impl Case {
     }
 }
 
+/// What policies are told of a request.
+pub struct Ask {
+    pub model: Arc<Model>,
+    /// Sum over the prompts.
+    pub prompt_tokens: u32,
+    /// Most tokens to generate, over all sequences.
+    pub max_tokens: u32,
+    /// Block hashes, a list a prompt.
+    pub hashes: Vec<Vec<u64>>,
+    pub turns: u32,
+    /// What it holds in memory while it waits.
+    pub bytes: u64,
+}
+
 /// Decides, waits where it must, and starts the sequences. On `Err` the case has its last event already.
 pub async fn serve(
     gateway: &Arc<Gateway>,
@@ -132,7 +147,15 @@ pub async fn serve(
     request: &ParsedRequest,
     prepared: &Prepared,
 ) -> Result<Vec<Sequence>, ApiError> {
-    let (mut demand, verdict) = decide_case(gateway, case, request, prepared).await;
+    let ask = Ask {
+        model: prepared.model.clone(),
+        prompt_tokens: prepared.prompt_tokens,
+        max_tokens: total_max_tokens(prepared, request.common.samples),
+        hashes: prepared.prompts.iter().map(|prompt| prompt.hashes.clone()).collect(),
+        turns: request.turns,
+        bytes: held_bytes(request, prepared),
+    };
+    let (mut demand, verdict) = decide_case(gateway, case, ask).await;
     let sequences = prepared.prompts.len() * request.common.samples as usize;
     case.recorder.hashed(prepared.model.text.block_size(), &demand.hashes);
     let arrival = RequestArrival {
@@ -158,24 +181,19 @@ pub async fn serve(
 }
 
 /// Reads the views, asks the policies, and says what the request needs.
-async fn decide_case(
-    gateway: &Gateway,
-    case: &mut Case,
-    request: &ParsedRequest,
-    prepared: &Prepared,
-) -> (Demand, Verdict) {
+pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) -> (Demand, Verdict) {
     let now = gateway.deps.clock.now();
-    let model = &prepared.model;
+    let model = &ask.model;
     let pressure = gateway.dispatcher.pressure(model, now).await;
     let mut demand = Demand {
         model: model.clone(),
         tier: Tier::Low,
         tenant: case.tenant.name.as_str().into(),
-        bytes: held_bytes(request, prepared),
+        bytes: ask.bytes,
         variants: Vec::new().into(),
-        prompt_tokens: prepared.prompt_tokens,
-        max_tokens: total_max_tokens(prepared, request.common.samples),
-        hashes: Arc::new(prepared.prompts.iter().map(|prompt| prompt.hashes.clone()).collect()),
+        prompt_tokens: ask.prompt_tokens,
+        max_tokens: ask.max_tokens,
+        hashes: Arc::new(ask.hashes),
     };
     let reading = ArrivalReading {
         now,
@@ -185,7 +203,7 @@ async fn decide_case(
         hashes: demand.hashes.clone(),
         prompt_tokens: demand.prompt_tokens,
         max_tokens: demand.max_tokens,
-        turns: request.turns,
+        turns: ask.turns,
         tenant: case.tenant.name.clone(),
         tenant_class: case.tenant.class,
         turn: gateway.dispatcher.turn(model),
@@ -199,7 +217,7 @@ async fn decide_case(
     case.prompt_tokens = demand.prompt_tokens;
     case.max_tokens = demand.max_tokens;
     case.predicted_hit_tokens = verdict.predicted_hit_tokens.unwrap_or(0);
-    case.turns = request.turns;
+    case.turns = ask.turns;
     case.classified = Some(verdict.classified.clone());
     case.pressure = Some(pressure);
     (demand, verdict)
@@ -232,7 +250,7 @@ pub fn decide_by(
 }
 
 /// The lease, after the queue if need be. `demand.max_tokens` and the case's are capped as admission says.
-async fn seat(
+pub(super) async fn seat(
     gateway: &Arc<Gateway>,
     case: &mut Case,
     demand: &mut Demand,

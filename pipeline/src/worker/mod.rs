@@ -14,16 +14,18 @@
 //! | `swap_rates` | what computing and moving KV costs on this machine |
 //! | `variant_files` | whether the files of variants speak of the same tokens |
 //! | `model`, `gguf`, `paced` | from options to an engine: a model file, or a simulated one |
+//! | `foreign` | engines of others: asked for their health and models, registered while they answer |
 //! | `child`, `supervisor` | worker processes: start, watch, restart, drain, stop |
 //!
 //! Invariants: the engine thread never waits for a client, the network or the bus; a dropped output stream cancels its
 //! sequence within one step; an incarnation has an epoch that grows with every restart, and nothing of an older epoch is
-//! believed once a newer one is known; a worker never outlives its supervisor. Must not know: HTTP, policies, SQL.
+//! believed once a newer one is known; a worker never outlives its supervisor. Must not know: HTTP (but for `foreign`), policies, SQL.
 
 pub mod child;
 pub mod client;
 pub mod engine_thread;
 pub mod flight_server;
+pub mod foreign;
 mod gguf;
 pub mod grammars;
 pub mod kv_account;

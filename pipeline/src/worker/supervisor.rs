@@ -363,7 +363,7 @@ async fn stopped(stopped: &mut watch::Receiver<bool>) {
 }
 
 /// The start time in microseconds, or one more than the last epoch if the clock stands or goes back.
-fn next_epoch(last: ProcessEpoch, now: crate::ids::Micros) -> ProcessEpoch {
+pub(super) fn next_epoch(last: ProcessEpoch, now: crate::ids::Micros) -> ProcessEpoch {
     ProcessEpoch(u64::try_from(now).unwrap_or(0).max(last.0 + 1))
 }
 

@@ -3,6 +3,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `gateway` | what the gateway adds to a call of a worker, in time and CPU |
+//! | `router` | the gateway in front of foreign workers, beside sglang-router and vllm-router |
 //! | `dataflow` | events absorbed a second against a plain program; time from an event to the view |
 //! | `cache_index` | memory of the cache index, and longest-prefix matches while it absorbs events |
 //! | `decide` | time of a decision at 64 and 1,000 instances, beside a scan of all of them |
@@ -20,6 +21,7 @@ pub(super) mod engine;
 mod figures;
 mod gateway;
 mod mrc;
+mod router;
 
 use clap::Subcommand;
 
@@ -27,6 +29,11 @@ use clap::Subcommand;
 pub enum Bench {
     /// Latency and CPU that the gateway adds to calling a worker directly
     Gateway(gateway::GatewayOptions),
+    /// Requests a second, latency and CPU in front of foreign workers, beside other routers
+    Router(router::RouterOptions),
+    /// One of the workers behind the routers, started by `router`
+    #[command(hide = true)]
+    RouterWorker(router::WorkerOptions),
     /// Events a second that bus and dataflow absorb, and the time from an event to the view
     Dataflow(dataflow::DataflowOptions),
     /// Hit rate by cache capacity of a recorded trace, beside simulated LRU caches
@@ -52,6 +59,8 @@ pub enum Bench {
 pub fn run(bench: Bench) -> anyhow::Result<()> {
     match bench {
         Bench::Gateway(options) => gateway::run(options),
+        Bench::Router(options) => router::run(&options),
+        Bench::RouterWorker(options) => router::run_worker(&options),
         Bench::Dataflow(options) => dataflow::run(options),
         Bench::Mrc(options) => mrc::run(&options),
         Bench::CacheIndex(options) => cache_index::run(options),

@@ -1,8 +1,10 @@
-//! A real server with real workers: loss of a worker, hang-ups, restarts, wrong starts, slow clients, several variants (SPEC X5).
+//! A real server with real workers: loss of a worker, hang-ups, restarts, wrong starts, slow clients, several variants, engines of
+//! others (SPEC X5).
 
 mod clients;
 mod cluster;
 mod explain;
+mod foreign;
 mod funnel;
 mod loss;
 mod models;
