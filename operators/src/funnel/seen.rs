@@ -110,3 +110,30 @@ impl SeenBlocks {
         std::mem::take(&mut self.forgotten) as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: many more blocks are stored than fit, while one is asked for again and again.
+    /// Guarantees: that one is kept, with its first storing and its first asking; no more are held than may be, at least half
+    /// as many, and the others are counted as forgotten.
+    #[test]
+    fn what_is_asked_for_stays() {
+        const MAX: usize = 10_000;
+        let mut seen = SeenBlocks::new(MAX);
+        seen.stored((7, 1), 5);
+        for number in 0..100_000u64 {
+            seen.stored((number << 20, 2), 6);
+            if number % 500 == 0 {
+                seen.asked((7, 1), (100 + number as i64, 3));
+            }
+        }
+        assert!(seen.was_stored_by((7, 1), 5) && !seen.was_stored_by((7, 1), 4) && !seen.was_stored_by((7, 2), 9));
+        assert!(seen.was_asked_before((7, 1), (101, 0)) && !seen.was_asked_before((7, 1), (100, 3)));
+        let held: usize = seen.tables.iter().map(|table| table.young.len() + table.old.len()).sum();
+        assert!((MAX / 2..=MAX).contains(&held), "{held}");
+        assert_eq!(seen.take_forgotten() as usize, 100_001 - held);
+        assert_eq!(seen.take_forgotten(), 0);
+    }
+}
