@@ -167,6 +167,8 @@ pub struct Dataflow {
     pub processes: usize,
     pub hosts_file: PathBuf,
     #[serde(with = "humantime_serde")]
+    pub heartbeat_timeout: Duration,
+    #[serde(with = "humantime_serde")]
     pub epoch: Duration,
     #[serde(with = "humantime_serde")]
     pub publish_interval: Duration,

@@ -60,6 +60,12 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     require((1..=64).contains(&d.workers), "dataflow.workers", d.workers, "1 to 64")?;
     require((1..=64).contains(&d.processes), "dataflow.processes", d.processes, "1 to 64")?;
     require(
+        (100..=60_000).contains(&d.heartbeat_timeout.as_millis()),
+        "dataflow.heartbeat_timeout",
+        format!("{:?}", d.heartbeat_timeout),
+        "100ms to 60s",
+    )?;
+    require(
         d.epoch.as_millis() >= 1 && d.epoch <= d.stale_after,
         "dataflow.epoch",
         format!("{:?}", d.epoch),

@@ -3,7 +3,7 @@
 //! Invariant: dropping [`Children`] kills every one of them; so does the death of this process, since their stdin ends.
 //! Bounds: one process each. Their stderr is ours.
 
-use std::{ffi::OsString, io, path::PathBuf, process::Stdio};
+use std::{ffi::OsString, io, path::PathBuf, process::Stdio, time::Duration};
 
 use futures::future::select_all;
 use tokio::{
@@ -32,18 +32,19 @@ impl ChildCommand {
         Ok(ChildCommand { program: std::env::current_exe()?, arguments: vec!["dataflow-process".into()] })
     }
 
-    async fn spawn(&self, setup: &Setup, stdout: Stdio) -> io::Result<(Child, ChildStdin)> {
+    async fn spawn(&self, setup: &Setup) -> io::Result<(Child, ChildStdin, ChildStdout)> {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
             .stdin(Stdio::piped())
-            .stdout(stdout)
+            .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
         let mut input = child.stdin.take().ok_or_else(|| io::Error::other("the child has no stdin"))?;
+        let output = child.stdout.take().ok_or_else(|| io::Error::other("the child has no stdout"))?;
         input.write_all(&encode(setup)?).await?;
         input.flush().await?;
         tracing::info!(process = setup.process, pid = child.id(), "dataflow process started");
-        Ok((child, input))
+        Ok((child, input, output))
     }
 }
 
@@ -55,36 +56,43 @@ pub(super) struct Children {
 }
 
 impl Children {
-    /// Process 0 with its pipes, and `local` further ones.
+    /// Process 0 with its input, `local` further ones, and the output of each.
     pub(super) async fn start(
         command: &ChildCommand,
         hosts: &Hosts,
         start: Start,
         local: usize,
-    ) -> io::Result<(Children, ChildStdin, ChildStdout)> {
-        let setup = |process, start| Setup {
+    ) -> io::Result<(Children, ChildStdin, Vec<ChildStdout>)> {
+        let setup = |process, start: Option<Start>, silence| Setup {
             process,
             addresses: hosts.addresses.iter().map(ToString::to_string).collect(),
             key: hosts.key.clone(),
+            silence,
             start,
         };
-        let (mut first, input) = command.spawn(&setup(0, Some(start)), Stdio::piped()).await?;
-        let output = first.stdout.take().ok_or_else(|| io::Error::other("the child has no stdout"))?;
+        let silence = start.silence;
+        let (first, input, output) = command.spawn(&setup(0, Some(start), silence)).await?;
         let mut children = Children { processes: vec![(0, first)], _lifelines: Vec::new() };
+        let mut outputs = vec![output];
         for process in 1..=local {
-            let (child, lifeline) = command.spawn(&setup(process, None), Stdio::null()).await?;
+            let (child, lifeline, output) = command.spawn(&setup(process, None, silence)).await?;
             children.processes.push((process, child));
             children._lifelines.push(lifeline);
+            outputs.push(output);
         }
-        Ok((children, input, output))
+        Ok((children, input, outputs))
     }
 
-    /// One process that belongs to another machine's server.
-    pub(super) async fn single(command: &ChildCommand, hosts: &Hosts, process: usize) -> io::Result<Children> {
+    /// One process that belongs to another machine's server, and its output.
+    pub(super) async fn single(
+        command: &ChildCommand,
+        hosts: &Hosts,
+        (process, silence): (usize, Duration),
+    ) -> io::Result<(Children, ChildStdout)> {
         let addresses = hosts.addresses.iter().map(ToString::to_string).collect();
-        let setup = Setup { process, addresses, key: hosts.key.clone(), start: None };
-        let (child, lifeline) = command.spawn(&setup, Stdio::null()).await?;
-        Ok(Children { processes: vec![(process, child)], _lifelines: vec![lifeline] })
+        let setup = Setup { process, addresses, key: hosts.key.clone(), silence, start: None };
+        let (child, lifeline, output) = command.spawn(&setup).await?;
+        Ok((Children { processes: vec![(process, child)], _lifelines: vec![lifeline] }, output))
     }
 
     /// Waits until one has ended, and says which and how.

@@ -1,9 +1,11 @@
 //! `evenkeel dataflow --process N --hosts FILE`: one process of a dataflow whose server runs elsewhere.
 //!
-//! The process itself ends whenever the cluster loses a member; this keeps starting it, so that the cluster comes back without a
-//! person. Bounds: one child; pauses from [`PAUSE_MIN`] to [`PAUSE_MAX`], short again after a child that lived for a while.
+//! The process itself ends whenever the cluster loses a member; this ends it when it falls silent, and keeps starting it, so that
+//! the cluster comes back without a person.
+//! Bounds: one child; pauses from [`PAUSE_MIN`] to [`PAUSE_MAX`], short again after a child that lived for a while.
 
 use std::{
+    io,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -12,6 +14,7 @@ use clap::Args;
 
 use super::{
     children::{ChildCommand, Children},
+    frames::Frames,
     hosts::Hosts,
 };
 
@@ -26,6 +29,9 @@ pub struct KeeperOptions {
     /// File with one address a line, the same on all hosts
     #[arg(long)]
     hosts: PathBuf,
+    /// How long the process may be silent before it is ended and started again
+    #[arg(long, default_value = "800ms", value_parser = humantime::parse_duration)]
+    heartbeat_timeout: Duration,
 }
 
 /// Runs until it is killed.
@@ -43,10 +49,7 @@ pub fn keep(options: &KeeperOptions) -> anyhow::Result<()> {
         let mut pause = PAUSE_MIN;
         loop {
             let started = Instant::now();
-            let how = match Children::single(&command, &hosts, options.process).await {
-                Ok(mut child) => child.ended().await,
-                Err(error) => error.to_string(),
-            };
+            let how = live(&command, &hosts, options).await.unwrap_or_else(|error| error.to_string());
             if started.elapsed() > 2 * PAUSE_MAX {
                 pause = PAUSE_MIN;
             }
@@ -55,4 +58,13 @@ pub fn keep(options: &KeeperOptions) -> anyhow::Result<()> {
             pause = (2 * pause).min(PAUSE_MAX);
         }
     })
+}
+
+/// Runs the process once, and says how it ended.
+async fn live(command: &ChildCommand, hosts: &Hosts, options: &KeeperOptions) -> io::Result<String> {
+    let silence = options.heartbeat_timeout;
+    let (mut child, output) = Children::single(command, hosts, (options.process, silence)).await?;
+    let mut frames = Frames::new(options.process, output, silence);
+    while frames.next().await?.is_some() {}
+    Ok(child.ended().await)
 }

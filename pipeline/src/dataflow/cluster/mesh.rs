@@ -2,12 +2,13 @@
 //! notion of a generation, and waits a second between attempts).
 //!
 //! Process 0 listens until every other has said hello, tells all the generation and its settings, waits until all are connected
-//! among themselves, and lets them go. Invariant: all sockets of a mesh belong to processes that were told the same generation;
+//! among themselves, and lets them go; each then connects to it once more, for signs of life (`beat`). Invariant: all sockets of a mesh belong to processes that were told the same generation;
 //! who does not know the key, or speaks something else, is dropped.
 //! Bounds: a stranger costs [`HELLO_WAIT`]; once process 0 has everybody, [`JOIN_WAIT`] for the rest; hellos of
 //! [`HELLO_BYTES_MAX`]. Process 0 and a process that looks for it wait without end: somebody may be late.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{TcpListener, TcpStream},
     thread,
@@ -31,7 +32,7 @@ struct Hello {
     magic: String,
     key: String,
     process: usize,
-    /// `None` to process 0, which tells it.
+    /// `None` to process 0, which tells it; the second time, for beats, as it was told.
     generation: Option<u64>,
 }
 
@@ -46,6 +47,8 @@ enum Word {
 /// A socket to each other process, and what all have in common.
 pub struct Mesh {
     pub sockets: Vec<Option<TcpStream>>,
+    /// Between process 0 and each other one, besides timely's.
+    pub beats: Vec<(usize, TcpStream)>,
     pub start: Start,
 }
 
@@ -83,7 +86,20 @@ fn gather(setup: &Setup, start: Start, listener: &TcpListener) -> io::Result<Mes
     for socket in sockets.iter_mut().flatten() {
         write_frame(socket, &Word::Go)?;
     }
-    Ok(Mesh { sockets, start })
+    let mut beats = BTreeMap::new();
+    let by = Instant::now() + JOIN_WAIT;
+    while beats.len() + 1 < setup.addresses.len() {
+        not_later_than(by)?;
+        beats.extend(accept(setup, listener, Some(start.generation))?);
+    }
+    Ok(Mesh { sockets, beats: beats.into_iter().collect(), start })
+}
+
+fn not_later_than(by: Instant) -> io::Result<()> {
+    match Instant::now() > by {
+        true => Err(io::Error::new(io::ErrorKind::TimedOut, "not all processes came")),
+        false => Ok(()),
+    }
 }
 
 /// Any other process.
@@ -101,9 +117,7 @@ fn join(setup: &Setup, listener: &TcpListener) -> io::Result<Mesh> {
         *place = Some(socket);
     }
     while sockets[setup.process + 1..].iter().any(Option::is_none) {
-        if Instant::now() > by {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "not all processes came"));
-        }
+        not_later_than(by)?;
         if let Some((process, socket)) = accept(setup, listener, Some(start.generation))? {
             sockets[process] = Some(socket);
         }
@@ -112,7 +126,9 @@ fn join(setup: &Setup, listener: &TcpListener) -> io::Result<Mesh> {
     first.set_read_timeout(Some(JOIN_WAIT))?;
     expect(&mut first, &Word::Go)?;
     sockets[0] = Some(first);
-    Ok(Mesh { sockets, start: *start })
+    let mut beats = reach(&setup.addresses[0], Some(Instant::now() + JOIN_WAIT))?;
+    write_frame(&mut beats, &hello(setup, Some(start.generation)))?;
+    Ok(Mesh { sockets, beats: vec![(0, beats)], start: *start })
 }
 
 fn hello(setup: &Setup, generation: Option<u64>) -> Hello {

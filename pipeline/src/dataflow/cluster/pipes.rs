@@ -1,37 +1,63 @@
 //! The pipes between the server and one generation of its dataflow.
 //!
-//! Invariant: dropping [`Pipes`] kills the generation, and nothing of it reaches the views any more. Bounds: a frame is taken within
-//! [`STALL`] or the generation counts as lost; answers are not queued: a task puts them into the views as they come.
+//! Invariant: dropping [`Pipes`] kills the generation, and nothing of it reaches the views any more. Bounds: a process is heard
+//! within the generation's silence (`beat`), a frame is taken within [`STALL`] and an epoch answered within twice that, or the
+//! generation counts as lost; answers are not queued: a task puts them into the views as they come.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io::{self, ErrorKind},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, BufReader},
+    io::AsyncWriteExt,
     process::{ChildStdin, ChildStdout},
-    sync::{mpsc, watch},
-    task::JoinHandle,
-    time::{Instant, sleep_until, timeout},
+    sync::watch,
+    task::JoinSet,
+    time::{Interval, timeout},
 };
 
 use super::{
+    beat::between,
     children::Children,
-    wire::{Done, Order, decode, encode, length},
+    frames::{Frames, looks, silent},
+    wire::{Done, Order, encode},
 };
 use crate::dataflow::views::FlowViews;
 
 /// Longest wait for a child to take a frame; an epoch is answered within twice that.
 pub const STALL: Duration = Duration::from_secs(5);
+/// How long the last words of a process that ended are waited for.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// See the module.
 pub(super) struct Pipes {
     children: Children,
     input: ChildStdin,
-    reader: JoinHandle<()>,
-    words: mpsc::Receiver<io::Result<()>>,
+    _readers: JoinSet<()>,
+    life: watch::Receiver<Life>,
+    is_connected: bool,
     /// Counts answers.
     answers: watch::Receiver<u64>,
-    /// Since when an epoch is unanswered.
-    unanswered: Option<Instant>,
+    silence: Duration,
+    looks: Interval,
+    /// Looks since an epoch is unanswered; counted for the same reason as those of `beat`.
+    unanswered: Option<u32>,
+}
+
+/// How far a generation is.
+#[derive(Debug, Clone)]
+enum Life {
+    Starting,
+    Connected,
+    Lost(ErrorKind, String),
+}
+
+impl Life {
+    fn is_lost(&self) -> bool {
+        matches!(self, Life::Lost(..))
+    }
 }
 
 /// What a generation has to say.
@@ -42,11 +68,20 @@ pub(super) enum Said {
 }
 
 impl Pipes {
-    /// Must be called on a tokio runtime.
-    pub(super) fn new(children: Children, input: ChildStdin, output: ChildStdout, views: Arc<FlowViews>) -> Pipes {
-        let ((teller, words), (counter, answers)) = (mpsc::channel(2), watch::channel(0));
-        let reader = tokio::spawn(read_results(output, views, (teller, counter)));
-        Pipes { children, input, reader, words, answers, unanswered: None }
+    /// `outputs`: of process 0, then of the others. Must be called on a tokio runtime.
+    pub(super) fn new(
+        (children, input, outputs): (Children, ChildStdin, Vec<ChildStdout>),
+        silence: Duration,
+        views: &Arc<FlowViews>,
+    ) -> Pipes {
+        let ((teller, life), (counter, answers)) = (watch::channel(Life::Starting), watch::channel(0));
+        let mut readers = JoinSet::new();
+        for (process, output) in outputs.into_iter().enumerate() {
+            let reader = Reader { views: views.clone(), teller: teller.clone(), counter: counter.clone() };
+            readers.spawn(reader.run(Frames::new(process, output, silence), silence));
+        }
+        let looks = looks(silence);
+        Pipes { children, input, _readers: readers, life, is_connected: false, answers, silence, looks, unanswered: None }
     }
 
     pub(super) async fn send(&mut self, order: &Order) -> io::Result<()> {
@@ -55,79 +90,92 @@ impl Pipes {
             self.input.write_all(&frame).await?;
             self.input.flush().await
         };
-        timeout(STALL, write).await.unwrap_or_else(|_| Err(timed_out("it takes no rows")))
+        tokio::select! {
+            biased;
+            Err(loss) = word(&mut self.life, true) => Err(loss),
+            written = timeout(STALL, write) => {
+                written.unwrap_or_else(|_| Err(io::Error::new(ErrorKind::TimedOut, "it takes no rows")))
+            }
+        }
     }
 
     /// An answer is due.
     pub(super) fn await_answer(&mut self) {
-        self.unanswered.get_or_insert_with(Instant::now);
+        self.unanswered.get_or_insert(0);
     }
 
-    /// Waits for what the generation says next; an error is its end.
+    /// Waits for what the generation says next; an error is its end. Safe to drop.
     pub(super) async fn listen(&mut self) -> io::Result<Said> {
-        let stalled = self.unanswered.map(|since| since + 2 * STALL);
-        tokio::select! {
-            biased;
-            word = self.words.recv() => match word {
-                Some(word) => word.map(|()| Said::Connected),
-                None => Err(io::Error::other("process 0 ended")),
-            },
-            Ok(()) = self.answers.changed() => {
-                self.unanswered = None;
-                Ok(Said::Answered)
+        loop {
+            tokio::select! {
+                biased;
+                word = word(&mut self.life, self.is_connected) => {
+                    self.is_connected = true;
+                    return word.map(|()| Said::Connected);
+                }
+                Ok(()) = self.answers.changed() => {
+                    self.unanswered = None;
+                    return Ok(Said::Answered);
+                }
+                how = self.children.ended() => {
+                    let last = timeout(LAST_WORDS, word(&mut self.life, true)).await;
+                    return Err(last.ok().and_then(Result::err).unwrap_or_else(|| io::Error::other(how)));
+                }
+                _ = self.looks.tick(), if self.unanswered.is_some() => {
+                    let looks = self.unanswered.map_or(0, |looks| looks + 1);
+                    self.unanswered = Some(looks);
+                    if between(self.silence) * looks > 2 * STALL {
+                        return Err(io::Error::new(ErrorKind::TimedOut, "no epoch was answered"));
+                    }
+                }
             }
-            how = self.children.ended() => Err(io::Error::other(how)),
-            () = at(stalled) => Err(timed_out("no epoch was answered")),
         }
     }
 }
 
-impl Drop for Pipes {
-    fn drop(&mut self) {
-        self.reader.abort();
+/// Waits for the notice that all are connected, unless it has come, or of a loss.
+async fn word(life: &mut watch::Receiver<Life>, is_connected: bool) -> io::Result<()> {
+    match life.wait_for(|life| life.is_lost() || !is_connected && matches!(life, Life::Connected)).await {
+        Ok(life) => match &*life {
+            Life::Lost(kind, detail) => Err(io::Error::new(*kind, detail.clone())),
+            Life::Starting | Life::Connected => Ok(()),
+        },
+        // All readers have ended; how the processes did is told by the system.
+        Err(_) => std::future::pending().await,
     }
 }
 
-fn timed_out(detail: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, detail)
-}
-
-async fn at(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Puts changes into the views until the pipe ends.
-async fn read_results(
-    output: ChildStdout,
+/// Reads what one process says, and puts changes into the views, until the pipe ends.
+struct Reader {
     views: Arc<FlowViews>,
-    (teller, counter): (mpsc::Sender<io::Result<()>>, watch::Sender<u64>),
-) {
-    let mut output = BufReader::new(output);
-    loop {
-        let word = match read_result(&mut output).await {
-            Ok(Done::Connected) => Ok(()),
-            Ok(Done::Changes(changes)) => {
-                views.take(0, *changes);
-                counter.send_modify(|answers| *answers += 1);
-                continue;
-            }
-            Err(error) => Err(io::Error::other(format!("process 0: {error}"))),
-        };
-        let is_over = word.is_err();
-        // At most two words are ever said, and there is room for both.
-        if teller.send(word).await.is_err() || is_over {
-            return;
-        }
-    }
+    teller: watch::Sender<Life>,
+    counter: watch::Sender<u64>,
 }
 
-async fn read_result(output: &mut BufReader<ChildStdout>) -> io::Result<Done> {
-    let mut head = [0; 4];
-    output.read_exact(&mut head).await?;
-    let mut body = vec![0; length(head)?];
-    output.read_exact(&mut body).await?;
-    decode(&body)
+impl Reader {
+    async fn run(self, mut frames: Frames<ChildStdout>, silence: Duration) {
+        loop {
+            let error = match frames.next().await {
+                Ok(Some(Done::Beat)) => continue,
+                Ok(Some(Done::Connected)) => {
+                    drop(self.teller.send(Life::Connected));
+                    continue;
+                }
+                Ok(Some(Done::Changes(changes))) => {
+                    self.views.take(0, *changes);
+                    self.counter.send_modify(|answers| *answers += 1);
+                    continue;
+                }
+                Ok(Some(Done::Silent { process })) => silent(process, silence),
+                // How it ended is told by the system.
+                Ok(None) => return,
+                Err(error) => error,
+            };
+            return self.teller.send_modify(|life| {
+                if !life.is_lost() {
+                    *life = Life::Lost(error.kind(), error.to_string());
+                }
+            });
+        }
+    }
 }

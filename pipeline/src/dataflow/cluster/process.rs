@@ -1,12 +1,13 @@
 //! The body of a child: timely workers between two pipes. Its first frame on stdin is a [`Setup`]; process 0 goes on reading
-//! orders there and writes what they led to to stdout; for the others stdin is only the line their life hangs on.
+//! orders there and writes what they led to to stdout; for the others stdin is only the line their life hangs on. All beat on
+//! stdout (`beat`).
 //!
 //! Invariant: the process ends, at once, on the end of stdin, on any panic (a lost peer is one, in timely's communication
-//! threads) and on a frame it cannot read; it never lingers half alive. Bounds: [`QUEUE_FRAMES`] frames each way: a slow reader
+//! threads), on a silent peer and on a frame it cannot read; it never lingers half alive. Bounds: [`QUEUE_FRAMES`] frames each way: a slow reader
 //! of stdout slows the workers, slow workers slow the reader of stdin.
 
 use std::{
-    io::{self, BufReader, BufWriter, Stdin, Stdout, Write},
+    io::{self, BufReader, BufWriter, Stdin, Write},
     panic, process,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -28,8 +29,9 @@ use timely::{
 
 use super::{
     QUEUE_FRAMES,
+    beat::{self, Output},
     mesh::{self, Mesh},
-    wire::{Done, Order, Setup, read_frame, write_frame},
+    wire::{Done, Order, Setup, encode, read_frame},
 };
 use crate::dataflow::{flow::flow_config, threads::take_rows};
 
@@ -48,13 +50,16 @@ pub fn run() -> io::Result<()> {
     }));
     let mut input = BufReader::new(io::stdin());
     let setup: Setup = read_frame(&mut input)?;
+    let output: Output = Arc::new(Mutex::new(BufWriter::new(io::stdout())));
+    beat::beat(output.clone(), setup.silence, || process::exit(EXIT_ORPHANED))?;
     let (orders, taker) = mpsc::sync_channel(QUEUE_FRAMES);
     let (done, results) = mpsc::sync_channel(QUEUE_FRAMES);
     let awake: Awake = Arc::default();
     let reader = Reader { input, orders, awake: awake.clone(), is_fed: setup.process == 0 };
     thread::Builder::new().name("orders".into()).spawn(move || reader.run())?;
-    let mesh = mesh::connect(&setup)?;
-    thread::Builder::new().name("results".into()).spawn(move || write_results(results))?;
+    let mut mesh = mesh::connect(&setup)?;
+    beat::watch_peers(std::mem::take(&mut mesh.beats), mesh.start.silence, output.clone())?;
+    thread::Builder::new().name("results".into()).spawn(move || write_results(results, &output))?;
     let _ = done.send(Done::Connected);
     work(&setup, mesh, (taker, awake), done)
 }
@@ -82,11 +87,16 @@ impl Reader {
     }
 }
 
-/// Ends the process when nobody reads any more.
-fn write_results(results: Receiver<Done>) {
-    let mut output: BufWriter<Stdout> = BufWriter::new(io::stdout());
+/// Ends the process when nobody reads any more. Beats go on while a long frame is put together.
+fn write_results(results: Receiver<Done>, output: &Output) {
+    let write = |done| {
+        let frame = encode(&done)?;
+        let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+        output.write_all(&frame)?;
+        output.flush()
+    };
     for done in results {
-        if write_frame(&mut output, &done).and_then(|()| output.flush()).is_err() {
+        if write(done).is_err() {
             process::exit(EXIT_ORPHANED);
         }
     }

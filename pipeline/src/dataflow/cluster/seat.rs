@@ -5,9 +5,9 @@
 //! far is read from the log, epoch by epoch as `epochs` says; what comes meanwhile is kept in order (the *tail*), is handed on after
 //! it, and then rows go straight through. While there is no generation rows are dropped here: the log has them.
 //!
-//! Invariant: each row goes to a generation once, in its epoch. A wait for a child ends after `pipes::STALL`, so a stuck child can slow
-//! the bus, but not stop it. Cost: a copy of each row into a frame. State: the tail, at most [`TAIL_MAX`] entries (at the bound the
-//! log is read once more instead), and the list of epochs read again. At most [`REBUILD_ROWS_MAX`] rows are read again; at the
+//! Invariant: each row goes to a generation once, in its epoch. A wait for a child ends when it was silent for too long (`beat`,
+//! `patience`), and at the latest after `pipes::STALL`, so a stuck child can slow the bus, but not stop it. Cost: a copy of each row
+//! into a frame. State: the tail, bounded, and the list of epochs read again. At most [`REBUILD_ROWS_MAX`] rows are read again; at the
 //! bound the oldest epochs are left out, and a fault says so.
 
 use std::{collections::VecDeque, io, ops::Range, sync::Arc, time::Duration};
@@ -22,7 +22,9 @@ use tokio::{
 use super::{
     children::{ChildCommand, Children},
     hosts::Hosts,
+    patience::Patience,
     pipes::{Pipes, Said},
+    tail::{Kept, Tail},
     wire::{Order, Start},
 };
 use crate::{
@@ -38,8 +40,6 @@ use crate::{
 
 /// Rows read again from the log, at most.
 pub const REBUILD_ROWS_MAX: u64 = 5_000_000;
-/// Batches and epochs kept while the log is read.
-const TAIL_MAX: usize = 8192;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -49,11 +49,6 @@ pub enum Notice {
     Nothing,
     /// Say where the rows are: [`Seat::catch_up`].
     Behind,
-}
-
-enum Kept {
-    Batch(Published),
-    Close(u64),
 }
 
 enum Stage {
@@ -77,12 +72,6 @@ enum Stage {
     Live,
 }
 
-#[derive(Default)]
-struct Tail {
-    kept: VecDeque<Kept>,
-    is_overrun: bool,
-}
-
 /// Handles the seat works with.
 pub struct Seat {
     config: config::Dataflow,
@@ -100,6 +89,9 @@ pub struct Seat {
     fed: [u64; EPOCH_TOPICS],
     generation: u64,
     pause: Duration,
+    patience: Patience,
+    /// Since when the generation has been complete.
+    live_since: Option<Instant>,
     /// Rows read again for this generation.
     reread: u64,
 }
@@ -131,6 +123,8 @@ impl Seat {
             fed: [0; EPOCH_TOPICS],
             generation: 0,
             pause: PAUSE_MIN,
+            patience: Patience::new(config.heartbeat_timeout),
+            live_since: None,
             reread: 0,
         }
     }
@@ -216,11 +210,12 @@ impl Seat {
             false => (Hosts::read(&self.config.hosts_file), 0),
         };
         let hosts = hosts.map_err(io::Error::other)?;
-        let start = Start { generation: self.generation, dataflow: self.config.clone() };
-        let (children, input, output) = Children::start(&self.command, &hosts, start, local).await?;
+        let silence = self.patience.silence();
+        let start = Start { generation: self.generation, silence, dataflow: self.config.clone() };
+        let started = Children::start(&self.command, &hosts, start, local).await?;
         // Nothing of an earlier generation may come any more: its reader was ended with its pipes.
         self.views.reset();
-        self.pipes = Some(Pipes::new(children, input, output, self.views.clone()));
+        self.pipes = Some(Pipes::new(started, silence, &self.views));
         self.feed = Feed::new(self.names.clone(), self.config.open_requests_max);
         self.fed = [0; EPOCH_TOPICS];
         self.reread = 0;
@@ -304,6 +299,7 @@ impl Seat {
         self.stage = Stage::Live;
         self.pipes.iter_mut().for_each(Pipes::await_answer);
         self.pause = PAUSE_MIN;
+        self.live_since = Some(Instant::now());
         if self.generation > 1 {
             let detail =
                 format!("generation {} runs; {} rows were read again from the log", self.generation, self.reread);
@@ -357,6 +353,8 @@ impl Seat {
     fn check(&mut self, result: io::Result<()>) {
         let Err(error) = result else { return };
         self.pipes = None;
+        let lived = self.live_since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        self.patience.ended(&error, lived);
         let pause = self.pause;
         self.pause = (2 * pause).min(PAUSE_MAX);
         self.stage = Stage::Down { until: Instant::now() + pause };
@@ -372,17 +370,6 @@ impl Seat {
         tracing::warn!(kind, detail, "dataflow fault");
         let at = (self.clock)();
         let _ = self.bus.try_publish(FaultRow { at, component: "dataflow".into(), kind: kind.into(), detail, count });
-    }
-}
-
-impl Tail {
-    fn keep(&mut self, kept: Kept) {
-        if self.is_overrun || self.kept.len() == TAIL_MAX {
-            self.is_overrun = true;
-            self.kept.clear();
-            return;
-        }
-        self.kept.push_back(kept);
     }
 }
 

@@ -3,7 +3,10 @@
 //! Invariant: a frame is whole or an error. Bound: [`FRAME_BYTES_MAX`]; a longer one is refused before it is read.
 //! Cost: one copy. No state.
 
-use std::io::{self, Read, Write};
+use std::{
+    io::{self, Read, Write},
+    time::Duration,
+};
 
 use operators::{FlowRows, ViewChanges};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -22,6 +25,8 @@ pub struct Setup {
     pub addresses: Vec<String>,
     /// Word that every process must know.
     pub key: String,
+    /// Whoever started it takes it for dead when it hears nothing for this long.
+    pub silence: Duration,
     /// Settings and number of the generation; process 0 tells the others.
     pub start: Option<Start>,
 }
@@ -30,6 +35,8 @@ pub struct Setup {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Start {
     pub generation: u64,
+    /// How long processes may be silent to each other.
+    pub silence: Duration,
     pub dataflow: config::Dataflow,
 }
 
@@ -41,12 +48,18 @@ pub enum Order {
     Advance(u64),
 }
 
-/// What process 0 answers.
+/// What a process says; all but process 0 only beat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Done {
     /// All processes are connected.
     Connected,
     Changes(Box<ViewChanges>),
+    /// It runs.
+    Beat,
+    /// Last word: it ends, since it did not hear this one.
+    Silent {
+        process: usize,
+    },
 }
 
 /// A frame as bytes.

@@ -32,8 +32,8 @@ fn children(parent: u32, word: &str) -> Vec<u32> {
     found
 }
 
-fn kill(pid: u32) {
-    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().expect("kill").success());
+fn signal(pid: u32, signal: &str) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().expect("kill").success());
 }
 
 fn prompt(ending: &str) -> Value {
@@ -60,7 +60,7 @@ async fn decided_by_views(server: &Server) -> usize {
 /// Kills, sees that serving goes on and the loss is a row, and waits until the views are back.
 async fn lose_and_recover(server: &Server, pid: u32, losses: usize) {
     let before = decided_by_views(server).await;
-    kill(pid);
+    signal(pid, "-KILL");
     for number in 0..5 {
         let answer = server.post("/v1/completions", &prompt(&format!(" {number}"))).await;
         assert_eq!(answer.status(), 200, "{}", server.log());
@@ -69,6 +69,24 @@ async fn lose_and_recover(server: &Server, pid: u32, losses: usize) {
     server.until(&fault("dataflow_process_lost"), |rows| rows.len() >= losses).await;
     server.until(&fault("dataflow_recovered"), |rows| rows.len() >= losses).await;
     until_views_decide(server, before + 2).await;
+}
+
+/// Stops processes, and asks until the loss is a row and a request was decided by the safe policy. Gives the loss in words.
+async fn stand_still(server: &Server, pids: &[u32], losses: usize) -> String {
+    let newest = server.sql("select cast(max(at) as bigint) as at from decisions").await.remove(0)["at"].clone();
+    let safe = format!("select at from decisions where view_mode = 'stale' and cast(at as bigint) > {newest}");
+    let lost = "select detail from faults where component = 'dataflow' and kind = 'dataflow_process_lost' order by at";
+    pids.iter().for_each(|pid| signal(*pid, "-STOP"));
+    for attempt in 0.. {
+        let answer = server.post("/v1/completions", &prompt(&format!(" {attempt}"))).await;
+        assert_eq!(answer.status(), 200, "{}", server.log());
+        let told = server.sql(lost).await;
+        if told.len() >= losses && !server.sql(&safe).await.is_empty() {
+            return told[losses - 1]["detail"].as_str().unwrap().to_string();
+        }
+        assert!(attempt < 2000, "no loss or no safe policy: {told:?} {}", server.log());
+    }
+    unreachable!("the loop ends above")
 }
 
 /// The recorded views are those of an undisturbed run on one worker.
@@ -100,6 +118,30 @@ async fn a_lost_dataflow_process_comes_back_from_the_log() {
     replays(&folder.path().join("data"));
 }
 
+/// Scenario: the same three processes; process 1 is stopped with SIGSTOP, so that no connection ends, and later process 0. Views are
+/// stale after half a second.
+/// Guarantees: each is given up because it is not heard, requests are answered all the time and by the safe policy, the stopped process is
+/// ended, the views come back from the log, and a replay finds everything equal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dataflow_process_that_stands_still_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = format!("{SETTINGS}stale_after = \"500ms\"\nprocesses = 3\n");
+    let Some(server) = Server::start_in(folder.path(), &settings).await else { return };
+    until_views_decide(&server, 0).await;
+    for (losses, process) in [(1, 1), (2, 0)] {
+        let pid = children(server.pid(), "dataflow-process")[process];
+        let before = decided_by_views(&server).await;
+        let loss = stand_still(&server, &[pid], losses).await;
+        assert!(loss.contains("was not heard for"), "{loss}");
+        let recovered = "select 1 as one from faults where kind = 'dataflow_recovered'";
+        server.until(recovered, |rows| rows.len() >= losses).await;
+        until_views_decide(&server, before + 2).await;
+        assert!(!children(server.pid(), "dataflow-process").contains(&pid), "{pid} still stands there");
+    }
+    server.stop();
+    replays(&folder.path().join("data"));
+}
+
 struct Kept(Child);
 
 impl Drop for Kept {
@@ -110,8 +152,9 @@ impl Drop for Kept {
 }
 
 /// Scenario: a dataflow over two hosts (two loopback addresses): the server has the first process, `evenkeel dataflow` keeps the
-/// second, which is killed; a wrong process number.
-/// Guarantees: as above; the wrong number is refused in words.
+/// second, which is killed, then stopped, then stopped together with the command, as a host that freezes; a wrong process number.
+/// Guarantees: as above; a stopped process is ended by the command, a frozen host is noticed by the first process and is back when it
+/// goes on; the wrong number is refused in words.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_host_keeps_its_process() {
     let (folder, Some(program)) = (tempfile::tempdir().unwrap(), binary()) else { return };
@@ -125,12 +168,25 @@ async fn a_second_host_keeps_its_process() {
     let wrong = keeper("0").output().unwrap();
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("started by `evenkeel serve`"), "{wrong:?}");
     let kept = Kept(keeper("1").spawn().unwrap());
-    let settings = format!("{SETTINGS}hosts_file = \"{}\"\n", hosts.display());
+    let settings = format!("{SETTINGS}stale_after = \"500ms\"\nhosts_file = \"{}\"\n", hosts.display());
     let server = Server::start_in(folder.path(), &settings).await.unwrap();
     until_views_decide(&server, 0).await;
-    let processes = children(kept.0.id(), "dataflow-process");
-    assert_eq!(processes.len(), 1);
-    lose_and_recover(&server, processes[0], 1).await;
+    let process = || {
+        let processes = children(kept.0.id(), "dataflow-process");
+        assert_eq!(processes.len(), 1);
+        processes[0]
+    };
+    lose_and_recover(&server, process(), 1).await;
+    let before = decided_by_views(&server).await;
+    let stopped = process();
+    stand_still(&server, &[stopped], 2).await;
+    until_views_decide(&server, before + 2).await;
+    assert_ne!(process(), stopped);
+    let (before, frozen) = (decided_by_views(&server).await, [kept.0.id(), process()]);
+    let loss = stand_still(&server, &frozen, 3).await;
+    assert!(loss.contains("process 1 was not heard for"), "{loss}");
+    frozen.iter().for_each(|pid| signal(*pid, "-CONT"));
+    until_views_decide(&server, before + 2).await;
     server.stop();
     replays(&folder.path().join("data"));
 }
