@@ -21,6 +21,11 @@ impl CurveGroup {
         [Self::All, Self::Tier(row.tier), Self::Model(row.model), Self::Tenant(row.tenant)]
     }
 
+    /// The groups of a request under its model; the first is the whole.
+    pub(crate) fn within_model(row: &PromptRow) -> [Self; 3] {
+        [Self::Model(row.model), Self::Tier(row.tier), Self::Tenant(row.tenant)]
+    }
+
     /// The group in a report of what was refused.
     pub(crate) fn subject(self) -> u64 {
         match self {
@@ -45,11 +50,11 @@ pub struct CurveRow {
     pub prompt_tokens: u64,
     /// Length of a block, of the latest request.
     pub block_tokens: u32,
-    /// Capacities up to this one are exact; `u64::MAX` while all are.
+    /// Capacities (of each model's cache) up to this one are exact; `u64::MAX` while all are.
     pub exact_blocks: u64,
     /// Share of older blocks that is followed, in millionths.
     pub sampling_ppm: u32,
-    /// Different blocks held, estimated when not all are followed.
+    /// Different blocks held, estimated when not all are followed; over all models of the group.
     pub blocks: u64,
     /// At rising capacities, up to about twice `blocks`.
     pub points: Vec<CurvePoint>,

@@ -223,7 +223,7 @@ impl fmt::Display for Refusal {
             Self::GroupsFull { max_groups } => {
                 write!(
                     f,
-                    "max_groups = {max_groups} tiers, models and tenants have a curve; this one counts only in that of all"
+                    "max_groups = {max_groups} tiers and tenants have a curve under this model; this one counts only in the model's"
                 )
             }
         }

@@ -1,27 +1,37 @@
 //! Hit rate as a function of cache capacity, from the reuse distances of prompt blocks (C5 layers 1 and 2, X4).
 //!
-//! One LRU cache over all that arrives is asked how it would do at every capacity at once, and without a bound; each
-//! group's curve is what that group's requests would reuse of the shared cache. Blocks the engine generates are not entered.
+//! Each model's blocks are its own, and so is its cache: one LRU cache over all prompts of a model is asked how it would do
+//! at every capacity at once, and without a bound. A tier's or a tenant's curve is what its requests would reuse of the
+//! shared caches of their models; over several models, and over all, curves add up: a point says what would be reused if
+//! the cache of each model had that capacity. Blocks the engine generates are not entered.
 //!
 //! Invariant: up to `exact_blocks` a curve equals the simulation of an LRU cache of each capacity, exactly; above, see
 //! `reuse_stack` for the sample and `miss_ratio` for the error. Requests count in the order of `(at_us, request)` within an
 //! epoch. A curve covers the current window so far and those before it that count, or everything if nothing is forgotten;
 //! the order of use is never forgotten, but for the bounds of `reuse_stack`.
-//! Cost: O(log n) a block; O(capacities · windows) per changed group each `emit_epochs`. All rows go to one worker: one
-//! order of uses is one thing, and cutting it by hash would only give a sample.
-//! State: see `reuse_stack`; per group and window 16 bytes a capacity (161 of them up to 100 M blocks); at most
-//! `max_groups` groups beside the whole: at the bound a new group counts only in the whole, and is reported. A group without
-//! rows in all windows that count emits an empty curve and is forgotten.
-use std::collections::{BTreeMap, VecDeque};
+//! Cost: O(log n) a block; O(capacities · windows) per changed group each `emit_epochs`, and one exchange of its curve.
+//! What lies where: rows are exchanged by model (`reuse_cell`), and the curves of a model then by group, to be added up
+//! (`reuse_sum`), so no worker holds the state of two models unless the hash says so, and none has all. One model's order of
+//! uses stays on one worker: a distance counts all blocks of the model, and a part of them, cut by hash, would only be a
+//! sample.
+//! State: a cell per model (see `reuse_stack`; per group and window 24 bytes a capacity, 161 of them up to 100 M blocks); at
+//! most `max_models` cells a worker: at the bound prompts of further models are refused. At most `max_groups` tiers and
+//! tenants a model: at the bound a new one counts only in the model, and is reported. A group without rows in all windows
+//! that count emits an empty curve and is forgotten. The latest curve of each model and group is held to add it up.
+use std::collections::BTreeMap;
 
-use timely::dataflow::StreamVec;
+use differential_dataflow::Hashable;
+use timely::dataflow::{
+    StreamVec,
+    operators::{Concat, vec::Map},
+};
 
 use crate::{
     epochs::{Closed, EpochFold, fold_epochs},
-    miss_ratio::{Tally, capacities, curve},
     miss_ratio_rows::{CurveGroup, CurveRow},
     refused::{Input, Refusal, Refused},
-    reuse_stack::{ReuseStack, StackBounds},
+    reuse_cell::ReuseCell,
+    reuse_sum::{CurvePart, ReuseSum, sum},
     rows::PromptRow,
 };
 
@@ -34,7 +44,7 @@ pub enum Forgetting {
     Windows { epochs: u64, count: u64 },
 }
 
-/// Bounds of [`ReuseDistance`].
+/// Bounds of [`ReuseDistance`]; those of blocks and groups are per model.
 #[derive(Clone, Copy, Debug)]
 pub struct ReuseDistanceConfig {
     /// Newest blocks that are followed one by one; rounded down to one of the curve's capacities, at least 1.
@@ -50,8 +60,10 @@ pub struct ReuseDistanceConfig {
     pub forgetting: Forgetting,
     /// Epochs between the rows of a group that changes; at least 1.
     pub emit_epochs: u64,
-    /// Groups beside the whole. At the bound: a new one counts only in the whole.
+    /// Tiers and tenants of a model. At the bound: a new one counts only in the model.
     pub max_groups: usize,
+    /// Models per worker. At the bound: prompts of further models are refused.
+    pub max_models: usize,
     /// Chooses the sample.
     pub seed: u64,
 }
@@ -67,7 +79,27 @@ impl Default for ReuseDistanceConfig {
             forgetting: Forgetting::Windows { epochs: 1000, count: 6 },
             emit_epochs: 10,
             max_groups: 64,
+            max_models: 32,
             seed: 0,
+        }
+    }
+}
+
+impl ReuseDistanceConfig {
+    /// The same with every number at least what it must be.
+    fn within_bounds(self) -> Self {
+        let forgetting = match self.forgetting {
+            Forgetting::Never => Forgetting::Never,
+            Forgetting::Windows { epochs, count } => Forgetting::Windows { epochs: epochs.max(1), count: count.max(1) },
+        };
+        Self {
+            exact_blocks: self.exact_blocks.max(1),
+            sample_max: self.sample_max.max(1),
+            capacity_max: self.capacity_max.max(1),
+            forgetting,
+            emit_epochs: self.emit_epochs.max(1),
+            max_models: self.max_models.max(1),
+            ..self
         }
     }
 }
@@ -110,193 +142,91 @@ pub trait ReuseDistance<'scope> {
 
 impl<'scope> ReuseDistance<'scope> for StreamVec<'scope, u64, PromptRow> {
     fn reuse_distance(self, config: ReuseDistanceConfig) -> ReuseCurves<'scope> {
-        let (curves, refused) = fold_epochs(self, ReuseDistances::new(config));
-        ReuseCurves { curves, refused }
+        let (parts, refused) = fold_epochs(self, ReuseDistances::new(config));
+        let parts = parts.flat_map(|part| part.in_model_and_in_all());
+        let (curves, none_refused) = fold_epochs(parts, ReuseSum::default());
+        ReuseCurves { curves, refused: refused.concat(none_refused) }
     }
-}
-
-struct Group {
-    first_epoch: u64,
-    current: Tally,
-    /// Windows before the current one that still count and had rows, oldest first, by index.
-    ended: VecDeque<(u64, Tally)>,
-    has_changed: bool,
 }
 
 /// The operator without its dataflow, for programs that have a whole stream at hand.
 pub struct ReuseDistances {
     config: ReuseDistanceConfig,
-    capacities: Vec<u64>,
-    stack: ReuseStack,
-    groups: BTreeMap<CurveGroup, Group>,
-    /// Index of the current window.
-    window: u64,
-    /// The last epoch folded.
+    cells: BTreeMap<u32, ReuseCell>,
     epoch: u64,
-    block_tokens: u32,
-    /// One request's.
-    scratch: Tally,
 }
 
 impl ReuseDistances {
     pub fn new(config: ReuseDistanceConfig) -> Self {
-        let capacities = capacities(config.capacity_max.max(1));
-        let exact = capacities.partition_point(|capacity| *capacity <= config.exact_blocks.max(1));
-        let threshold = |rate: f64| ((rate * (1_u64 << 32) as f64) as u64).clamp(1, 1 << 32);
-        let bounds = StackBounds {
-            exact_blocks: usize::try_from(capacities[exact - 1]).unwrap_or(usize::MAX),
-            sample_max: config.sample_max.max(1),
-            threshold_most: threshold(config.rate_most),
-            threshold_least: threshold(config.rate_least),
-            seed: config.seed,
-        };
-        let forgetting = match config.forgetting {
-            Forgetting::Never => Forgetting::Never,
-            Forgetting::Windows { epochs, count } => Forgetting::Windows { epochs: epochs.max(1), count: count.max(1) },
-        };
-        let emit_epochs = config.emit_epochs.max(1);
-        Self {
-            config: ReuseDistanceConfig { forgetting, emit_epochs, ..config },
-            scratch: Tally::new(capacities.len()),
-            capacities,
-            stack: ReuseStack::new(bounds),
-            groups: BTreeMap::new(),
-            window: 0,
-            epoch: 0,
-            block_tokens: 0,
-        }
+        Self { config: config.within_bounds(), cells: BTreeMap::new(), epoch: 0 }
     }
 
     /// Adds a request outside of any epoch; its row is sound (see [`PromptRow::check`]).
     pub fn take(&mut self, row: &PromptRow) -> Result<(), Refusal> {
         row.check()?;
-        self.fold(row, |_| ());
+        self.cell(row.model)?.fold(row, |_| ());
         Ok(())
     }
 
     /// A group's curve as it stands.
     pub fn curve(&self, group: CurveGroup) -> Option<CurveRow> {
-        let found = self.groups.get(&group)?;
-        let mut whole = found.current.clone();
-        found.ended.iter().for_each(|(_, tally)| whole.merge(tally));
-        let reach = self.stack.reach();
-        let (points, infinite) = curve(&whole, &self.capacities, &reach);
-        let from = match self.config.forgetting {
-            Forgetting::Never => 0,
-            Forgetting::Windows { epochs, count } => (self.window + 1).saturating_sub(count).saturating_mul(epochs),
+        let part = |(model, cell): (&u32, &ReuseCell)| match group {
+            CurveGroup::All => cell.curve(CurveGroup::Model(*model)),
+            group => cell.curve(group),
         };
-        Some(CurveRow {
-            epoch: self.epoch,
-            group,
-            from_epoch: from.max(found.first_epoch).min(self.epoch),
-            requests: whole.requests,
-            prompt_tokens: whole.tokens,
-            block_tokens: self.block_tokens,
-            exact_blocks: reach.exact_blocks,
-            sampling_ppm: (reach.rate * 1e6).round() as u32,
-            blocks: reach.blocks,
-            points,
-            infinite,
-        })
+        let parts: Vec<CurveRow> = self.cells.iter().filter_map(part).collect();
+        (!parts.is_empty()).then(|| sum((self.epoch, group), parts.iter()))
     }
 
-    /// Counts the row in the whole and in the groups there is room for; names the others.
-    fn fold(&mut self, row: &PromptRow, mut no_room: impl FnMut(CurveGroup)) {
-        self.block_tokens = row.block_tokens;
-        self.scratch.clear();
-        self.stack.take(row, &self.capacities, &mut self.scratch);
-        for key in CurveGroup::of(row) {
-            let others = self.groups.len() - usize::from(self.groups.contains_key(&CurveGroup::All));
-            let is_known = key == CurveGroup::All || self.groups.contains_key(&key);
-            if !is_known && others >= self.config.max_groups {
-                no_room(key);
-                continue;
-            }
-            let group = self.groups.entry(key).or_insert_with(|| Group {
-                first_epoch: self.epoch,
-                current: Tally::new(self.capacities.len()),
-                ended: VecDeque::new(),
-                has_changed: false,
-            });
-            group.current.merge(&self.scratch);
-            group.has_changed = true;
+    /// The model's cell, if there is room.
+    fn cell(&mut self, model: u32) -> Result<&mut ReuseCell, Refusal> {
+        let max_models = self.config.max_models;
+        if self.cells.len() >= max_models && !self.cells.contains_key(&model) {
+            return Err(Refusal::KeysFull { max_keys: max_models as u64 });
         }
-    }
-
-    /// The current window's last epoch; `None` if nothing is forgotten.
-    fn window_end(&self) -> Option<u64> {
-        match self.config.forgetting {
-            Forgetting::Never => None,
-            Forgetting::Windows { epochs, .. } => Some(self.window.saturating_mul(epochs).saturating_add(epochs - 1)),
-        }
-    }
-
-    /// Emits every group's curve, forgets the empty ones, and opens the next window.
-    fn end_window(&mut self, out: &mut Vec<CurveRow>) {
-        let Forgetting::Windows { count, .. } = self.config.forgetting else { return };
-        self.emit(|_| true, out);
-        let oldest = (self.window + 2).saturating_sub(count);
-        let (window, capacities) = (self.window, self.capacities.len());
-        self.groups.retain(|_, group| group.current.requests > 0 || !group.ended.is_empty());
-        for group in self.groups.values_mut() {
-            let ended = std::mem::replace(&mut group.current, Tally::new(capacities));
-            if ended.requests > 0 {
-                group.ended.push_back((window, ended));
-            }
-            while group.ended.front().is_some_and(|(index, _)| *index < oldest) {
-                group.ended.pop_front();
-            }
-        }
-        self.stack.end_window();
-        self.window += 1;
-    }
-
-    fn emit(&mut self, wanted: impl Fn(&Group) -> bool, out: &mut Vec<CurveRow>) {
-        let keys: Vec<_> = self.groups.iter().filter(|(_, group)| wanted(group)).map(|(key, _)| *key).collect();
-        out.extend(keys.into_iter().filter_map(|key| self.curve(key)));
-        self.groups.values_mut().for_each(|group| group.has_changed = false);
+        let (config, epoch) = (self.config, self.epoch);
+        Ok(self.cells.entry(model).or_insert_with(|| {
+            let mut cell = ReuseCell::new(config);
+            cell.open(epoch);
+            cell
+        }))
     }
 }
 
 impl EpochFold for ReuseDistances {
     type Row = PromptRow;
-    type Out = CurveRow;
+    type Out = CurvePart;
     const NAME: &'static str = "ReuseDistance";
 
-    /// One order of uses, one worker.
-    fn route(_: &PromptRow) -> u64 {
-        0
+    fn route(row: &PromptRow) -> u64 {
+        row.model.hashed()
     }
 
-    fn close(&mut self, epoch: u64, rows: &mut Vec<PromptRow>, closed: &mut Closed<CurveRow>) {
+    fn close(&mut self, epoch: u64, rows: &mut Vec<PromptRow>, closed: &mut Closed<CurvePart>) {
         self.epoch = epoch;
-        if let (true, Forgetting::Windows { epochs, .. }) = (self.groups.is_empty(), self.config.forgetting) {
-            self.window = epoch / epochs;
-        }
+        self.cells.values_mut().for_each(|cell| cell.open(epoch));
         let report =
             |subject, rows, reason| Refused { epoch, input: Input::Prompts, instance: None, subject, rows, reason };
+        let full = Refusal::GroupsFull { max_groups: self.config.max_groups as u64 };
         rows.sort_unstable();
-        let mut no_room = BTreeMap::<CurveGroup, u64>::new();
+        let mut no_room = BTreeMap::<CurveGroup, (u64, Refusal)>::new();
         for row in rows.iter() {
-            match row.check() {
-                Ok(()) => self.fold(row, |group| *no_room.entry(group).or_default() += 1),
+            let mut count = |group, reason| no_room.entry(group).or_insert((0, reason)).0 += 1;
+            match row.check().map(|()| self.cell(row.model)) {
+                Ok(Ok(cell)) => cell.fold(row, |group| count(group, full)),
+                Ok(Err(reason)) => count(CurveGroup::Model(row.model), reason),
                 Err(reason) => closed.refused.push(report(row.request, 1, reason)),
             }
         }
-        let full = Refusal::GroupsFull { max_groups: self.config.max_groups as u64 };
-        closed.refused.extend(no_room.into_iter().map(|(group, rows)| report(group.subject(), rows, full)));
-        if self.window_end() == Some(epoch) {
-            self.end_window(&mut closed.out);
-        } else if (epoch + 1).is_multiple_of(self.config.emit_epochs) {
-            self.emit(|group| group.has_changed, &mut closed.out);
+        closed.refused.extend(no_room.into_iter().map(|(group, (rows, reason))| report(group.subject(), rows, reason)));
+        let mut curves = Vec::new();
+        for (model, cell) in &mut self.cells {
+            cell.close(&mut curves);
+            closed.out.extend(curves.drain(..).map(|curve| CurvePart { model: *model, curve }));
         }
     }
 
     fn wake_at(&self) -> Option<u64> {
-        let emission =
-            (self.epoch + 1) / self.config.emit_epochs * self.config.emit_epochs + self.config.emit_epochs - 1;
-        let emission = self.groups.values().any(|group| group.has_changed).then_some(emission);
-        let window = self.window_end().filter(|_| !self.groups.is_empty());
-        [emission, window].into_iter().flatten().min()
+        self.cells.values().filter_map(ReuseCell::wake_at).min()
     }
 }

@@ -46,7 +46,7 @@ pub use feed::{Feed, Names, TOPICS};
 pub use flow::{Dataflow, FlowError, flow_config, horizon_periods, trend_epochs};
 pub use kv_feed::level_number;
 pub use publish::{FunnelRows, ViewRows, cache_row, funnel_rows, view_rows};
-pub use publish_predictors::{PredictorRows, PredictorSpan, predictor_rows};
+pub use publish_predictors::{PredictorRows, PredictorSpan, predictor_rows, service_rows};
 pub use read::{engine_view, read_prefixes, view_mode};
 pub use refused::{OFF_TIME_US, RefusedRows};
 pub use threads::take_rows;

@@ -37,6 +37,12 @@ pub struct PredictorSpan {
     pub told: Option<u64>,
 }
 
+/// The service times of all shapes, as rows.
+pub fn service_rows(state: &ViewState, names: &Names) -> Vec<ServiceTimeRow> {
+    let Some(as_of) = state.as_of else { return Vec::new() };
+    state.service_times.values().map(|row| service_row(row, names, as_of)).collect()
+}
+
 /// What learnt since `span.told`, as rows.
 pub fn predictor_rows(state: &ViewState, names: &Names, span: PredictorSpan) -> PredictorRows {
     let Some(as_of) = state.as_of else { return PredictorRows::default() };

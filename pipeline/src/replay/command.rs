@@ -2,21 +2,18 @@
 //!
 //! Ends with success if everything that could be checked is equal. No state.
 
-use std::{fs, io::Write, path::Path, path::PathBuf};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
-use arrow::{array::RecordBatch, datatypes::FieldRef};
+use anyhow::{bail, ensure};
 use clap::{Args, ValueEnum};
-use parquet::arrow::ArrowWriter;
-use queries::encode;
-use serde_arrow::schema::{SchemaLike, TracingOptions};
 
 use super::{
     flow,
     rebuild::{Obstacle, Rebuilder, tick},
     recording::{Recording, Settings},
     report::{Difference, Report},
-    what_if::{WhatIfRow, what_if},
+    table::Table,
+    what_if::what_if,
 };
 use crate::{bus::Archive, config::Recorded, gateway::reading::throttle_of, rows::PolicyInputRow};
 
@@ -118,40 +115,20 @@ fn check_tick(row: &PolicyInputRow, settings: &Settings, report: &mut Report) {
     }
 }
 
+/// The rows go out as they are made, so that a log of any length can be asked.
 fn print_what_if(archive: &Archive, policy: &Path, out: Option<&Path>) -> anyhow::Result<()> {
     let other = |text: &str| Recorded::with_policy_file(text, policy).map_err(|error| error.to_string());
-    let (rows, problems) = what_if(archive, &other);
-    problems.iter().for_each(|problem| eprintln!("evenkeel: {problem}"));
-    ensure!(!rows.is_empty(), "no decision of this log can be made again");
-    let batch = table(&rows)?;
-    let (schema, batches) = (batch.schema(), std::slice::from_ref(&batch));
-    let changed = rows.iter().filter(|row| row.is_changed).count();
-    eprintln!("evenkeel: {changed} of {} decisions would have been others", rows.len());
-    let Some(out) = out else {
-        std::io::stdout().write_all(&encode::csv(&schema, batches)?)?;
-        return Ok(());
-    };
-    let bytes = match out.extension().and_then(|ending| ending.to_str()) {
-        Some("parquet") => parquet_bytes(&batch)?,
-        Some("arrow") => encode::arrow_stream(&schema, batches)?,
-        Some("json") => encode::json(&schema, batches)?,
-        Some("csv") => encode::csv(&schema, batches)?,
-        _ => bail!("--out {}: expected a name ending in .parquet, .arrow, .json or .csv", out.display()),
-    };
-    fs::write(out, bytes).with_context(|| format!("--out {}", out.display()))
-}
-
-fn table(rows: &[WhatIfRow]) -> anyhow::Result<RecordBatch> {
-    let options = TracingOptions::default()
-        .overwrite("at", serde_json::json!({"name": "at", "data_type": "Timestamp(Microsecond, Some(\"UTC\"))"}))?;
-    let fields = Vec::<FieldRef>::from_type::<WhatIfRow>(options)?;
-    Ok(serde_arrow::to_record_batch(&fields, &rows)?)
-}
-
-fn parquet_bytes(batch: &RecordBatch) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None)?;
-    writer.write(batch)?;
-    writer.close()?;
-    Ok(bytes)
+    let (mut table, mut rows, mut changed) = (Table::create(out)?, 0_u64, 0_u64);
+    let problems = what_if(archive, &other, |row| {
+        rows += 1;
+        changed += u64::from(row.is_changed);
+        table.push(row)
+    })?;
+    problems.said.iter().for_each(|problem| eprintln!("evenkeel: {problem}"));
+    if problems.more > 0 {
+        eprintln!("evenkeel: {} more of this kind", problems.more);
+    }
+    ensure!(rows > 0, "no decision of this log can be made again");
+    eprintln!("evenkeel: {changed} of {rows} decisions would have been others");
+    table.finish()
 }

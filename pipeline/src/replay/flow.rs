@@ -1,8 +1,10 @@
-//! The recorded rows go through the dataflow again, with the recorded epochs, and what policies read is compared with it.
+//! The recorded rows go through the dataflow again, with the recorded epochs, and what policies read is compared with it; so is
+//! what it had published of the service times by shape, which no other recorded row says.
 //!
 //! Invariant: one timely worker is enough, since the views do not depend on the number of workers. A view is compared only if
 //! every row since the dataflow's start was there. Cost: that of the dataflow, once over the log.
-//! State: the operators', and the readings of one dataflow, at most [`READINGS_MAX`]; further ones are counted as not compared.
+//! State: the operators', and the readings and published rows of one dataflow, at most [`READINGS_MAX`] of each; further ones are
+//! counted as not compared.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -14,11 +16,14 @@ use super::report::{Difference, Report};
 use crate::{
     bus::{Archive, Published},
     config::Recorded,
-    dataflow::{Feed, FlowViews, Names, RefusedRows, engine_view, flow_config, read_prefixes, take_rows, view_mode},
+    dataflow::{
+        Feed, FlowViews, Names, RefusedRows, engine_view, flow_config, read_prefixes, service_rows, take_rows,
+        view_mode,
+    },
     gateway::reading::{prefixes_of, view_of},
     ids::Micros,
     policy::{InstanceView, ViewMode},
-    rows::{EPOCH_TOPICS, EpochRow, PolicyInputRow},
+    rows::{EPOCH_TOPICS, EpochRow, PolicyInputRow, ServiceTimeRow},
 };
 
 /// Readings held for one dataflow.
@@ -29,6 +34,7 @@ const READINGS_MAX: usize = 100_000;
 struct Life {
     epochs: Vec<EpochRow>,
     readings: Vec<PolicyInputRow>,
+    published: Vec<ServiceTimeRow>,
 }
 
 /// Compares every reading of the log with the dataflow that it came from.
@@ -45,6 +51,16 @@ pub fn compare(archive: &Archive, settings: &dyn Fn(&str) -> Result<Recorded, St
     for read in archive.rows::<PolicyInputRow>() {
         match read {
             Ok((_, rows)) => rows.into_iter().for_each(|row| assign(row, &mut lives, report)),
+            Err(error) => report.damaged(error.to_string()),
+        }
+    }
+    for read in archive.rows::<ServiceTimeRow>() {
+        match read {
+            Ok((_, rows)) => rows.into_iter().for_each(|row| match lives.range_mut(..row.as_of).next_back() {
+                Some((_, life)) if life.published.len() < READINGS_MAX => life.published.push(row),
+                Some(_) => report.cannot("service times: more rows of one dataflow than are held"),
+                None => report.cannot("service times: no row of epochs"),
+            }),
             Err(error) => report.damaged(error.to_string()),
         }
     }
@@ -73,6 +89,7 @@ fn assign(row: PolicyInputRow, lives: &mut BTreeMap<Micros, Life>, report: &mut 
 enum Look<'a> {
     View(&'a PolicyInputRow),
     Prefixes(&'a PolicyInputRow),
+    Published(&'a ServiceTimeRow),
 }
 
 impl Life {
@@ -114,6 +131,12 @@ impl Life {
                 Some(Some(epoch)) => looks.entry(epoch).or_default().push(Look::Prefixes(row)),
                 None if row.block_hashes.iter().all(Vec::is_empty) => {}
                 _ => report.cannot("cached prefixes: the index changed while it was read"),
+            }
+        }
+        for row in &self.published {
+            match epoch_of(row.as_of) {
+                Some(epoch) => looks.entry(epoch).or_default().push(Look::Published(row)),
+                None => report.cannot("service times: as of a time that is no end of an epoch"),
             }
         }
         looks
@@ -201,6 +224,7 @@ impl Flow {
         match look {
             Look::View(row) => self.check_view(row, under, report),
             Look::Prefixes(row) => self.check_prefixes(row, under, report),
+            Look::Published(row) => self.check_published(row, report),
         }
     }
 
@@ -237,6 +261,18 @@ impl Flow {
             let (recorded, replayed) = (format!("{recorded:?}"), format!("{replayed:?}"));
             let of = format!("cached prefixes of {}", row.decision_id);
             report.differs(Difference { of, field: "hits".into(), recorded, replayed });
+        }
+    }
+    fn check_published(&self, row: &ServiceTimeRow, report: &mut Report) {
+        report.published += 1;
+        let of = format!("service times of {} at {}", row.shape, row.as_of);
+        let replayed = service_rows(&self.views.load(), self.views.names());
+        match replayed.iter().find(|replayed| replayed.shape == row.shape) {
+            Some(replayed) => report.compare(&of, row, replayed),
+            None => {
+                let (field, recorded, replayed) = ("shape".into(), row.shape.clone(), "not known".into());
+                report.differs(Difference { of, field, recorded, replayed });
+            }
         }
     }
 }

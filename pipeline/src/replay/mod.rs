@@ -5,7 +5,8 @@
 //! | `recording` | decisions and what was read for them, joined, in order |
 //! | `rebuild` | recorded inputs → the decision row, by the functions the gateway calls |
 //! | `flow` | recorded rows and epochs → the views, by the dataflow the server runs |
-//! | `what_if` | what another policy would have decided, as a table |
+//! | `what_if` | what another policy would have decided, row by row |
+//! | `table` | rows as a file, however many |
 //! | `report` | what was found |
 //! | `command` | the command line |
 //!
@@ -20,10 +21,11 @@ mod flow;
 mod rebuild;
 mod recording;
 mod report;
+mod table;
 mod what_if;
 
 pub use command::{Level, ReplayOptions, execute, replay};
 pub use recording::Made;
 pub use report::{Difference, Report};
 pub(crate) use what_if::{Apart, ask, look};
-pub use what_if::{WhatIfRow, what_if};
+pub use what_if::{Problems, WhatIfRow, what_if};

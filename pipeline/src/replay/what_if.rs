@@ -3,9 +3,10 @@
 //! Each decision is asked again in the moment in which it was made: leases, queue and views are the recorded ones, so a row says
 //! what would have been different *there*, not how the fleet would have gone on. The throttle alone goes on by itself, from
 //! look to look. Costs of both choices are by the recorded settings, so that they can be compared.
-//! Cost: two runs of the policies. State: a row a decision.
+//! Cost: two runs of the policies. State: one row, handed on as it is made; [`PROBLEMS_MAX`] reasons in words why decisions could
+//! not be made again, further ones are counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -51,21 +52,50 @@ pub struct WhatIfRow {
     pub is_changed: bool,
 }
 
-/// Rows of all decisions that can be made again, and why others cannot. `other`: the settings to use for a recorded text.
-pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, String>) -> (Vec<WhatIfRow>, Vec<String>) {
-    let mut problems = Vec::new();
-    let settings = Settings::read_with(archive, &mut |error| problems.push(error.to_string()), other);
+/// Reasons kept in words.
+const PROBLEMS_MAX: usize = 100;
+
+/// Why decisions were not made again.
+#[derive(Debug, Default)]
+pub struct Problems {
+    pub said: BTreeSet<String>,
+    /// Those that were not kept in words.
+    pub more: u64,
+}
+
+impl Problems {
+    fn add(&mut self, problem: String) {
+        if self.said.len() < PROBLEMS_MAX || self.said.contains(&problem) {
+            self.said.insert(problem);
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+/// Gives `each` the rows of all decisions that can be made again, in the order of the log, and says why others cannot. `other`: the
+/// settings to use for a recorded text.
+///
+/// # Errors
+/// That of `each`.
+pub fn what_if<E>(
+    archive: &Archive,
+    other: &dyn Fn(&str) -> Result<Recorded, String>,
+    mut each: impl FnMut(WhatIfRow) -> Result<(), E>,
+) -> Result<Problems, E> {
+    let mut problems = Problems::default();
+    let settings = Settings::read_with(archive, &mut |error| problems.add(error.to_string()), other);
     // What is damaged in them was said by the first reading.
     let recorded = Settings::read(archive, &mut drop);
     let mut recording = Recording::open(archive);
-    let (mut rows, mut ticks, mut apart) = (Vec::new(), Vec::new(), Apart::new());
+    let (mut ticks, mut apart) = (Vec::new(), Apart::new());
     while let Some(made) = recording.next() {
         ticks.append(&mut recording.ticks);
         let Some(first) = made.inputs.first() else { continue };
         let under = match settings.get(&first.settings) {
             Ok(under) => under,
             Err(problem) => {
-                problems.push(problem);
+                problems.add(problem);
                 continue;
             }
         };
@@ -76,12 +106,13 @@ pub fn what_if(archive: &Archive, other: &dyn Fn(&str) -> Result<Recorded, Strin
                 Err(_) => drop(apart.remove(&Under::of(under, &row).model)),
             }
         }
-        rows.extend(ask(&made, under, &mut apart));
+        if let Some(row) = ask(&made, under, &mut apart) {
+            each(row)?;
+        }
+        recording.damage.drain(..).for_each(|error| problems.add(error.to_string()));
     }
-    problems.extend(recording.damage.iter().map(ToString::to_string));
-    problems.sort();
-    problems.dedup();
-    (rows, problems)
+    recording.damage.iter().for_each(|error| problems.add(error.to_string()));
+    Ok(problems)
 }
 
 /// Where the other policy's throttle stands, by model, while it is not the recorded one's step.

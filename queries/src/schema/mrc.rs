@@ -18,7 +18,7 @@ pub(super) fn mrc() -> Vec<Field> {
             "capacity_blocks",
             DataType::UInt64,
             "blocks",
-            "capacity of one LRU cache shared by all; NULL: without a bound",
+            "capacity of the LRU cache of each model; NULL: without a bound",
         )),
         optional(number("capacity_tokens", DataType::UInt64, "tokens", "the same in tokens")),
         number("hit_tokens", DataType::UInt64, "tokens", "prompt tokens that a cache of this capacity would reuse"),

@@ -4,6 +4,8 @@
 //! them ours takes the first tenth of the trace ten times, which tells how its cost grows. Hit rates are shares of the prompt tokens; capacities are in the trace's blocks.
 //! Invariant: nothing is forgotten on either side. Memory: the trace.
 
+mod seeds;
+
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
@@ -38,6 +40,9 @@ pub struct MrcOptions {
     /// Chooses the sample
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Samples that are compared with the exact curve, besides
+    #[arg(long, default_value_t = 0)]
+    seeds: u64,
 }
 
 /// Hit rates: shares of the prompt tokens.
@@ -66,6 +71,8 @@ struct Report {
     sampled_error_lru_1000: f64,
     sampled_error_lru_10000: f64,
     sampled_error_lru_100000: f64,
+    /// Over `--seeds` samples.
+    spread: Vec<seeds::Spread>,
     curve_capacities: usize,
     curve_ms: Option<f64>,
     sampled_ms: Option<f64>,
@@ -99,7 +106,9 @@ pub(super) fn run(options: &MrcOptions) -> anyhow::Result<()> {
     };
     let all = compare(&rows, exact, sampled)?;
     print_curves(&all);
-    let report = report(&rows, &all);
+    let known = rates(&all.exact).map(|(rate, _)| rate.unwrap_or(f64::NAN));
+    let spread = seeds::over_seeds(&rows, sampled, (options.seeds, known))?;
+    let report = Report { spread, ..report(&rows, &all) };
     println!(
         "{} blocks: curve {:.1} ms, sampled {:.1} ms, {} simulated caches {:.1} ms; curve over simulated {:.3}",
         report.blocks,
@@ -254,6 +263,7 @@ fn report(rows: &[PromptRow], all: &Compared) -> Report {
         sampled_error_lru_1000: sampled[1].1,
         sampled_error_lru_10000: sampled[2].1,
         sampled_error_lru_100000: sampled[3].1,
+        spread: Vec::new(),
         curve_capacities: all.exact.points.len(),
         curve_ms: median(&times.exact),
         sampled_ms: median(&times.sampled),

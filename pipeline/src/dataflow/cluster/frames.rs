@@ -146,6 +146,9 @@ mod tests {
         assert_eq!(frames.next().await.unwrap(), Some(Done::Beat));
         let _open = late.await.unwrap();
         let error = frames.next().await.unwrap_err();
-        assert_eq!((error.kind(), error.to_string()), (io::ErrorKind::TimedOut, "process 3 was not heard for 200ms".into()));
+        assert_eq!(
+            (error.kind(), error.to_string()),
+            (io::ErrorKind::TimedOut, "process 3 was not heard for 200ms".into())
+        );
     }
 }

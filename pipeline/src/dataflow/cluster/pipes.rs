@@ -81,7 +81,17 @@ impl Pipes {
             readers.spawn(reader.run(Frames::new(process, output, silence), silence));
         }
         let looks = looks(silence);
-        Pipes { children, input, _readers: readers, life, is_connected: false, answers, silence, looks, unanswered: None }
+        Pipes {
+            children,
+            input,
+            _readers: readers,
+            life,
+            is_connected: false,
+            answers,
+            silence,
+            looks,
+            unanswered: None,
+        }
     }
 
     pub(super) async fn send(&mut self, order: &Order) -> io::Result<()> {

@@ -5,10 +5,10 @@ use std::{collections::HashMap, fs, path::Path, process::Command, sync::Arc};
 use pipeline::{
     bus::{Archive, Bus, LogWriter},
     config,
-    replay::{Level, Report, replay, what_if},
+    replay::{Difference, Level, Report, replay, what_if},
     rows::{
-        DecisionRow, EngineStepRow, EpochRow, InstanceRow, KvEventRow, PolicyInputRow, RequestRow, Row, SettingsRow,
-        ShadowDecisionRow,
+        DecisionRow, EngineStepRow, EpochRow, InstanceRow, KvEventRow, PolicyInputRow, RequestRow, Row, ServiceTimeRow,
+        SettingsRow, ShadowDecisionRow,
     },
 };
 use queries::LiveTables;
@@ -29,8 +29,8 @@ const SETTINGS: &str = "[workers]\nrestart_backoff = \"50ms\"\n\
 
 /// Scenario: requests with shared prefixes, so many at once that some wait; a worker is killed in the middle of a stream; a
 /// client hangs up; a malformed request; views that go stale. Then the log is replayed, by the library and by the command.
-/// Guarantees: every decision comes out bit for bit from its recorded inputs, and every view and every look at the cache index
-/// from the recorded rows. A changed byte, a changed decision, a changed input and a changed step are each named; a log
+/// Guarantees: every decision comes out bit for bit from its recorded inputs, and every view, every look at the cache index
+/// and every published row of service times (so the shape of every instance) from the recorded rows. A changed byte, a changed decision, a changed input and a changed step are each named; a log
 /// without inputs says so. Another policy gives a table with both choices. A shadow with the acting policy's settings decides the
 /// same always, and one with others what a replay by them decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,7 +45,7 @@ async fn a_recorded_run_decides_again() {
     assert!(report.is_clean(), "{report}");
     assert_eq!(report.replayed + report.without_policy, report.decisions, "{report}");
     assert!(report.without_policy == 1 && report.replayed >= 20, "{report}");
-    assert!(report.views >= 20 && report.prefixes >= 5, "{report}");
+    assert!(report.views >= 20 && report.prefixes >= 5 && report.published >= 1, "{report}");
     check_kinds(&data);
     check_command(&data);
     check_changed_rows(&data, folder.path());
@@ -145,6 +145,7 @@ fn rewrite(data: &Path, target: &Path, change: impl FnOnce(&mut Rewritten)) -> R
     put(&bus, all::<KvEventRow>(data));
     put(&bus, all::<InstanceRow>(data));
     put(&bus, all::<EpochRow>(data));
+    put(&bus, all::<ServiceTimeRow>(data));
     put(&bus, all::<SettingsRow>(data));
     guard.stop();
     let report = replay(&Archive::open(target).unwrap(), Level::All);
@@ -175,7 +176,8 @@ fn check_changed_rows(data: &Path, folder: &Path) {
     let changed =
         rewrite(data, &folder.join("step"), |rows| rows.steps.iter_mut().for_each(|step| step.step_us += 1000));
     assert!(changed.different > 0, "{changed}");
-    assert!(changed.differences.iter().all(|difference| difference.field.starts_with("figures of w")), "{changed}");
+    let is_of_steps = |of: &Difference| of.field.starts_with("figures of w") || of.of.starts_with("service times of ");
+    assert!(changed.differences.iter().all(is_of_steps), "{changed}");
 }
 
 fn check_what_if(data: &Path, folder: &Path) {
@@ -207,8 +209,12 @@ fn check_shadows(data: &Path) {
             let recorded = config::Recorded::parse(text).map_err(|error| error.to_string())?;
             recorded.with_changes(changes.as_object().unwrap()).map_err(|error| error.to_string())
         };
-        let (replayed, problems) = what_if(&archive, &other);
-        assert!(problems.is_empty(), "{problems:?}");
+        let mut replayed = Vec::new();
+        let Ok(problems) = what_if(&archive, &other, |row| {
+            replayed.push(row);
+            Ok::<_, std::convert::Infallible>(())
+        });
+        assert!(problems.said.is_empty(), "{problems:?}");
         let rows: HashMap<&str, &ShadowDecisionRow> =
             said.iter().filter(|row| row.shadow == name).map(|row| (row.decision_id.as_str(), row)).collect();
         assert_eq!(rows.len(), replayed.len(), "{name}: every decision was shown");
