@@ -8,13 +8,13 @@
 //! Invariant: up to `exact_blocks` a curve equals the simulation of an LRU cache of each capacity, exactly; above, see
 //! `reuse_stack` for the sample and `miss_ratio` for the error. Requests count in the order of `(at_us, request)` within an
 //! epoch. A curve covers the current window so far and those before it that count, or everything if nothing is forgotten;
-//! the order of use is never forgotten, but for the bounds of `reuse_stack`.
+//! the order of use is never forgotten, but for the bounds of `reuse_stack`. In a sum over models one without new prompts
+//! counts as of the end of the last window; `from_epoch` is the earliest of all.
 //! Cost: O(log n) a block; O(capacities · windows) per changed group each `emit_epochs`, and one exchange of its curve.
 //! What lies where: rows are exchanged by model (`reuse_cell`), and the curves of a model then by group, to be added up
-//! (`reuse_sum`), so no worker holds the state of two models unless the hash says so, and none has all. One model's order of
-//! uses stays on one worker: a distance counts all blocks of the model, and a part of them, cut by hash, would only be a
-//! sample.
-//! State: a cell per model (see `reuse_stack`; per group and window 24 bytes a capacity, 161 of them up to 100 M blocks); at
+//! (`reuse_sum`): models are spread over the workers, and so are the sums. What stays in one place is one model's order of
+//! uses: a distance counts all blocks of the model used since, so a part of them, cut by hash, would only be a sample.
+//! State: a cell per model (see `reuse_stack`; per group and window 16 bytes a capacity, 161 of them up to 100 M blocks); at
 //! most `max_models` cells a worker: at the bound prompts of further models are refused. At most `max_groups` tiers and
 //! tenants a model: at the bound a new one counts only in the model, and is reported. A group without rows in all windows
 //! that count emits an empty curve and is forgotten. The latest curve of each model and group is held to add it up.

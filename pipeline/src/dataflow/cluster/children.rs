@@ -48,6 +48,9 @@ impl ChildCommand {
     }
 }
 
+/// The children of a generation, the input of process 0, and the output of each.
+pub(super) type Started = (Children, ChildStdin, Vec<ChildStdout>);
+
 /// See the module.
 pub(super) struct Children {
     processes: Vec<(usize, Child)>,
@@ -62,7 +65,7 @@ impl Children {
         hosts: &Hosts,
         start: Start,
         local: usize,
-    ) -> io::Result<(Children, ChildStdin, Vec<ChildStdout>)> {
+    ) -> io::Result<Started> {
         let setup = |process, start: Option<Start>, silence| Setup {
             process,
             addresses: hosts.addresses.iter().map(ToString::to_string).collect(),

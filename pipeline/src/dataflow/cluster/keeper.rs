@@ -20,6 +20,9 @@ use super::{
 
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// As for the setting `dataflow.heartbeat_timeout`.
+const SILENCE_LEAST: Duration = Duration::from_millis(100);
+const SILENCE_MOST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
 pub struct KeeperOptions {
@@ -42,6 +45,11 @@ pub fn keep(options: &KeeperOptions) -> anyhow::Result<()> {
         (1..=last).contains(&options.process),
         "--process {}: expected 1 to {last}; process 0 is started by `evenkeel serve`",
         options.process
+    );
+    anyhow::ensure!(
+        (SILENCE_LEAST..=SILENCE_MOST).contains(&options.heartbeat_timeout),
+        "--heartbeat-timeout {:?}: expected {SILENCE_LEAST:?} to {SILENCE_MOST:?}",
+        options.heartbeat_timeout
     );
     let command = ChildCommand::own()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     beat::between,
-    children::Children,
+    children::{Children, Started},
     frames::{Frames, looks, silent},
     wire::{Done, Order, encode},
 };
@@ -69,11 +69,7 @@ pub(super) enum Said {
 
 impl Pipes {
     /// `outputs`: of process 0, then of the others. Must be called on a tokio runtime.
-    pub(super) fn new(
-        (children, input, outputs): (Children, ChildStdin, Vec<ChildStdout>),
-        silence: Duration,
-        views: &Arc<FlowViews>,
-    ) -> Pipes {
+    pub(super) fn new((children, input, outputs): Started, silence: Duration, views: &Arc<FlowViews>) -> Pipes {
         let ((teller, life), (counter, answers)) = (watch::channel(Life::Starting), watch::channel(0));
         let mut readers = JoinSet::new();
         for (process, output) in outputs.into_iter().enumerate() {

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    children::{ChildCommand, Children},
+    children::{ChildCommand, Children, Started},
     hosts::Hosts,
     patience::Patience,
     pipes::{Pipes, Said},
@@ -55,6 +55,10 @@ enum Stage {
     /// No processes until then.
     Down {
         until: Instant,
+    },
+    /// Processes are being made; in a task, as the feeder drops its wait with each tick, and that may take longer.
+    Starting {
+        starting: JoinHandle<io::Result<Started>>,
     },
     /// Processes that look for each other.
     Connecting,
@@ -138,7 +142,7 @@ impl Seat {
                 self.check(sent);
             }
             Stage::Flushing { tail, .. } | Stage::Reading { tail, .. } => tail.keep(Kept::Batch(published)),
-            Stage::Down { .. } | Stage::Connecting | Stage::Behind => {}
+            Stage::Down { .. } | Stage::Starting { .. } | Stage::Connecting | Stage::Behind => {}
         }
     }
 
@@ -151,7 +155,7 @@ impl Seat {
                 self.pipes.iter_mut().for_each(Pipes::await_answer);
             }
             Stage::Flushing { tail, .. } | Stage::Reading { tail, .. } => tail.keep(Kept::Close(epoch)),
-            Stage::Down { .. } | Stage::Connecting | Stage::Behind => {}
+            Stage::Down { .. } | Stage::Starting { .. } | Stage::Connecting | Stage::Behind => {}
         }
     }
 
@@ -165,7 +169,13 @@ impl Seat {
         match &mut self.stage {
             Stage::Down { until } => {
                 sleep_until(*until).await;
-                let started = self.start().await;
+                let begun = self.start();
+                self.check(begun);
+                Notice::Nothing
+            }
+            Stage::Starting { starting } => {
+                let started = starting.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+                let started = started.map(|started| self.connect(started));
                 self.check(started);
                 Notice::Nothing
             }
@@ -202,25 +212,29 @@ impl Seat {
         Notice::Nothing
     }
 
-    /// Starts a generation.
-    async fn start(&mut self) -> io::Result<()> {
+    /// Begins to start a generation.
+    fn start(&mut self) -> io::Result<()> {
         self.generation += 1;
         let (hosts, local) = match self.config.hosts_file.as_os_str().is_empty() {
             true => (Hosts::local(self.config.processes), self.config.processes - 1),
             false => (Hosts::read(&self.config.hosts_file), 0),
         };
         let hosts = hosts.map_err(io::Error::other)?;
-        let silence = self.patience.silence();
+        let (command, silence) = (self.command.clone(), self.patience.silence());
         let start = Start { generation: self.generation, silence, dataflow: self.config.clone() };
-        let started = Children::start(&self.command, &hosts, start, local).await?;
+        let starting = tokio::spawn(async move { Children::start(&command, &hosts, start, local).await });
+        self.stage = Stage::Starting { starting };
+        Ok(())
+    }
+
+    fn connect(&mut self, started: Started) {
         // Nothing of an earlier generation may come any more: its reader was ended with its pipes.
         self.views.reset();
-        self.pipes = Some(Pipes::new(started, silence, &self.views));
+        self.pipes = Some(Pipes::new(started, self.patience.silence(), &self.views));
         self.feed = Feed::new(self.names.clone(), self.config.open_requests_max);
         self.fed = [0; EPOCH_TOPICS];
         self.reread = 0;
         self.stage = Stage::Connecting;
-        Ok(())
     }
 
     /// The feeder stands here: `last` are the epochs that may not be in the log yet, the open one included. What it hands on

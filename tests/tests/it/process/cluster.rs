@@ -142,6 +142,17 @@ async fn a_dataflow_process_that_stands_still_is_given_up() {
     replays(&folder.path().join("data"));
 }
 
+/// Scenario: epochs of 5 ms, within which no process gets started.
+/// Guarantees: the dataflow comes up all the same, and as its first generation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_may_take_longer_than_an_epoch() {
+    let settings = "[dataflow]\nepoch = \"5ms\"\nheartbeat_timeout = \"30s\"\nprocesses = 2\n";
+    let Some(server) = Server::start(settings).await else { return };
+    until_views_decide(&server, 0).await;
+    let again = server.sql("select detail from faults where kind = 'dataflow_recovered'").await;
+    assert!(again.is_empty(), "{again:?}");
+}
+
 struct Kept(Child);
 
 impl Drop for Kept {
