@@ -4,7 +4,7 @@
 use operators::{
     ArrivedRow, AskedRow, BlockChange, BlockRow, BucketPlan, BucketRange, DecidedRow, DiagnosedRequest, DiagnosedStep,
     DiagnosisInput, End, EndedRow, FinishedRow, FlowRows, FunnelPart, FunnelRow, KvChange, KvRow, LoadEvent, LoadRow,
-    PromptRow, StepRow, TrafficRow,
+    PromptRow, ServesRow, StepRow, TrafficRow,
 };
 
 pub const EPOCHS: u64 = 60;
@@ -84,6 +84,14 @@ fn changes(rows: &mut FlowRows, (instance, at_us): (u32, i64), fleet: &mut Fleet
         _ => KvChange::Stored { hash, parent: None, level, tokens: dice.roll(20) as u32 },
     };
     rows.kv.push(KvRow { instance, epoch: fleet.incarnations[at], seq: fleet.seqs[at], event });
+    if dice.once_in(80) {
+        // Whoever watches the instance says that it is gone; some of what it said comes later.
+        let event = KvChange::Gone;
+        rows.kv.push(KvRow { instance, epoch: fleet.incarnations[at], seq: 0, event });
+    }
+    if dice.once_in(20) {
+        rows.funnel.push(FunnelRow::Serves(ServesRow { instance, model: dice.roll(2) as u32, at_us }));
+    }
     let change = match event {
         KvChange::Stored { .. } => BlockChange::Stored,
         KvChange::Removed { .. } => BlockChange::Removed,
@@ -91,7 +99,7 @@ fn changes(rows: &mut FlowRows, (instance, at_us): (u32, i64), fleet: &mut Fleet
     };
     // A level of 9 is out of range.
     let level = if dice.once_in(30) { 9 } else { level };
-    rows.funnel.push(FunnelRow::Block(BlockRow { hash, instance, level, change, at_us, model: instance % 2 }));
+    rows.funnel.push(FunnelRow::Block(BlockRow { hash, instance, level, change, at_us }));
 }
 
 fn traffic(rows: &mut FlowRows, at_us: i64, dice: &mut Dice) {
