@@ -196,6 +196,7 @@ fn all_views_follow_their_twins() {
         other.atom.sort();
         other.cache.sort();
         other.funnel.sort();
+        other.curves.sort();
         assert_eq!((&changes.funnel, &changes.funnel_windows), (&other.funnel, &other.funnel_windows));
         let told = if epoch < config.funnel.settle_epochs { 0 } else { 6 };
         assert_eq!(changes.funnel.len(), told, "each request is told of once it has settled");
