@@ -162,8 +162,11 @@ mod tests {
             for ending in ["csv", "json", "arrow", "parquet"] {
                 let out = folder.path().join(format!("{rows}.{ending}"));
                 let mut table = Table::<Row>::create(Some(&out)).unwrap();
-                let row =
-                    |n: usize| Row { at: n as i64, name: format!("a,\"{n}\""), part: (n % 2 == 0).then_some(0.5) };
+                let row = |n: usize| Row {
+                    at: n as i64,
+                    name: format!("a,\"{n}\""),
+                    part: n.is_multiple_of(2).then_some(0.5),
+                };
                 (0..rows).for_each(|n| table.push(row(n)).unwrap());
                 assert!(!out.exists() && table.rows.len() < BATCH_ROWS);
                 table.finish().unwrap();
