@@ -138,6 +138,7 @@ impl Engine {
     pub fn step(&mut self, now: Micros) -> StepReport {
         let mut report = StepReport::default();
         self.retire_cancelled(&mut report);
+        self.retire_late(now, &mut report);
         if let Some(speculator) = &mut self.scheduler.speculator {
             speculator.begin(now);
         }
@@ -199,6 +200,14 @@ impl Engine {
         for sequence in roster.take_cancelled(pool) {
             let output = sequence.empty_output();
             report.outputs.push(close_output(sequence, output, (FinishReason::Cancelled, None)));
+        }
+    }
+
+    fn retire_late(&mut self, now: Micros, report: &mut StepReport) {
+        let Scheduler { roster, pool, .. } = &mut self.scheduler;
+        for sequence in roster.take_late(now, pool) {
+            let output = sequence.empty_output();
+            report.outputs.push(close_output(sequence, output, (FinishReason::Late, None)));
         }
     }
 

@@ -131,7 +131,7 @@ pub(crate) fn close_output(
     mut output: SequenceOutput,
     (reason, error): (FinishReason, Option<String>),
 ) -> SequenceOutput {
-    if matches!(reason, FinishReason::Cancelled | FinishReason::Failed) {
+    if matches!(reason, FinishReason::Cancelled | FinishReason::Late | FinishReason::Failed) {
         sequence.flush_text(&mut output.text);
     }
     output.finish = Some(sequence.finish(reason, error));

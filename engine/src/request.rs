@@ -92,7 +92,10 @@ pub struct GenerateRequest {
     /// What the output must look like; compiled for the engine's model.
     pub grammar: Option<Grammar>,
     pub lane: Lane,
+    /// By when it should start: the least slack goes first.
     pub deadline: Option<Micros>,
+    /// From this time on its output is of no use: it ends at the start of the next step. `None`: it always is of use.
+    pub drop_at: Option<Micros>,
     /// Mixed into the first block hash, so that tenants do not share blocks unless they have the same salt (0: shared).
     pub cache_salt: u64,
     /// How many tokens at the end of the prompt an interrupted run of this request drew (0: none). Draws and penalties go
@@ -113,6 +116,7 @@ impl GenerateRequest {
             grammar: None,
             lane: Lane::L2,
             deadline: None,
+            drop_at: None,
             cache_salt: 0,
             sampling_offset: 0,
             class: None,
@@ -155,6 +159,8 @@ pub enum FinishReason {
     Length,
     /// The caller cancelled it.
     Cancelled,
+    /// Its time to be dropped came.
+    Late,
     /// The runner failed on the batch that held it, or its logits or grammar gave no token.
     Failed,
 }

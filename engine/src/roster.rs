@@ -7,7 +7,7 @@
 //! Cost: O(log n) a move. Memory: a map entry a sequence. Bounds: `max_running` and `max_waiting`, held by the
 //! scheduler and `submit`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::{
     Micros,
@@ -32,6 +32,8 @@ pub(crate) struct Roster {
     places: HashMap<SequenceId, Place>,
     /// Marked by `cancel`, removed at the next step; at most one entry a sequence.
     cancelled: Vec<SequenceId>,
+    /// Those that are to be dropped at some time.
+    drops: BTreeSet<(Micros, SequenceId)>,
     arrivals: u64,
 }
 
@@ -42,6 +44,7 @@ impl Roster {
             running: Running::default(),
             places: HashMap::new(),
             cancelled: Vec::new(),
+            drops: BTreeSet::new(),
             arrivals: 0,
         }
     }
@@ -71,6 +74,7 @@ impl Roster {
     pub fn wait(&mut self, sequence: Box<Sequence>) {
         debug_assert_eq!(sequence.computed, 0);
         let (id, lane) = (sequence.request.id, sequence.lane());
+        self.drops.extend(sequence.request.drop_at.map(|at| (at, id)));
         let key = self.waiting.push(sequence);
         self.places.insert(id, Place::Waiting(lane, key));
     }
@@ -128,12 +132,24 @@ impl Roster {
         ids.into_iter().filter_map(|id| self.remove(id, pool)).map(|sequence| *sequence).collect()
     }
 
+    /// Removes all sequences whose time to be dropped has come, with their KV.
+    pub fn take_late(&mut self, now: Micros, pool: &mut BlockPool) -> Vec<Sequence> {
+        let mut late = Vec::new();
+        while let Some((_, id)) = self.drops.first().copied().filter(|(at, _)| *at <= now) {
+            late.extend(self.remove(id, pool).map(|sequence| *sequence));
+        }
+        late
+    }
+
     /// Removes a sequence and gives its blocks back.
     pub fn remove(&mut self, id: SequenceId, pool: &mut BlockPool) -> Option<Box<Sequence>> {
         let mut sequence = match self.places.remove(&id)? {
             Place::Waiting(lane, key) => self.waiting.remove(lane, &key),
             Place::Running(key) => self.running.remove(&key),
         }?;
+        if let Some(at) = sequence.request.drop_at {
+            self.drops.remove(&(at, id));
+        }
         sequence.table.release(pool);
         swap::forget(&mut sequence, pool);
         Some(sequence)

@@ -20,9 +20,14 @@ macro_rules! row {
 
 mod funnel;
 mod replay;
+mod slo;
 
 pub use funnel::{DiagnosisRow, FunnelRow, FunnelWindowRow};
-pub use replay::{EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, SettingsRow, ShadowDecisionRow};
+pub use replay::{
+    EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, QueueStepRow, ServiceInputRow, SettingsRow,
+    ShadowDecisionRow,
+};
+pub use slo::{SloReliabilityRow, SloRow};
 mod mrc;
 
 pub use mrc::MrcRow;
@@ -97,6 +102,13 @@ pub struct DecisionRow {
     pub candidates: Vec<CandidateRow>,
     pub variant: Option<String>,
     pub visible_hit_tokens: Option<u32>,
+    pub first_token_due: Option<Micros>,
+    pub whole_due: Option<Micros>,
+    pub predicted_wait_seconds: Option<f64>,
+    pub predicted_first_token_seconds: Option<f64>,
+    pub predicted_whole_seconds: Option<f64>,
+    pub meet_probability: Option<f64>,
+    pub is_trial: Option<bool>,
 }
 row!(DecisionRow => Decisions);
 

@@ -7,6 +7,8 @@
 
 mod mrc;
 mod predictors;
+mod slo;
+mod traffic;
 
 use std::{collections::HashMap, sync::Arc, sync::LazyLock};
 
@@ -59,6 +61,10 @@ pub enum Topic {
     FunnelWindow,
     /// View: why the slowest requests of a window were slow (SPEC D4).
     Diagnosis,
+    /// One row per request that ended, or was refused for its deadline: met or missed, and what was predicted (SPEC A4).
+    Slo,
+    /// View: predicted chances of deadlines against the share that came true (SPEC A4).
+    SloReliability,
     /// How far the cache index can be trusted: changes of mode, audits, what was asked for again (SPEC C4).
     CacheView,
     /// Rows that the dataflow would not take as they stand, with the reason.
@@ -79,7 +85,7 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 26] = [
+    pub const ALL: [Topic; 28] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::ShadowDecisions,
@@ -99,6 +105,8 @@ impl Topic {
         Topic::Funnel,
         Topic::FunnelWindow,
         Topic::Diagnosis,
+        Topic::Slo,
+        Topic::SloReliability,
         Topic::CacheView,
         Topic::RefusedRows,
         Topic::Speculation,
@@ -130,6 +138,8 @@ impl Topic {
             Topic::Funnel => "funnel",
             Topic::FunnelWindow => "funnel_window",
             Topic::Diagnosis => "diagnosis",
+            Topic::Slo => "slo",
+            Topic::SloReliability => "slo_reliability",
             Topic::CacheView => "cache_view",
             Topic::RefusedRows => "refused_rows",
             Topic::Speculation => "speculation",
@@ -185,8 +195,8 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::Instances => instances(),
         Topic::AtomLoad => atom_load(),
         Topic::LoadTotals => load_totals(),
-        Topic::RequestDistribution => request_distribution(),
-        Topic::SessionActivity => session_activity(),
+        Topic::RequestDistribution => traffic::request_distribution(),
+        Topic::SessionActivity => traffic::session_activity(),
         Topic::ServiceTime => predictors::service_time(),
         Topic::OutputLength => predictors::output_length(),
         Topic::ArrivalTrend => predictors::arrival_trend(),
@@ -196,6 +206,8 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::Funnel => funnel::funnel(),
         Topic::FunnelWindow => funnel::funnel_window(),
         Topic::Diagnosis => funnel::diagnosis(),
+        Topic::Slo => slo::slo(),
+        Topic::SloReliability => slo::slo_reliability(),
         Topic::CacheView => cache_view(),
         Topic::RefusedRows => refused_rows(),
         Topic::Speculation => speculation(),
@@ -263,6 +275,7 @@ fn candidate() -> Fields {
 }
 
 fn decisions() -> Vec<Field> {
+    let predicted = |name: &str, comment: &str| optional(number(name, DataType::Float64, "s", comment));
     vec![
         at("when it was decided"),
         text("decision_id", "id of the decision, also in the x-evenkeel-decision header"),
@@ -307,6 +320,13 @@ fn decisions() -> Vec<Field> {
             "tokens",
             "longest cached prefix that routing saw and believed, on any instance; 0 if the views could not be read",
         )),
+        optional(stamp("first_token_due", "when the first token is due")),
+        optional(stamp("whole_due", "when the whole answer is due, where its sender stated a budget for it")),
+        predicted("predicted_wait_seconds", "in the queue, as far as that is known"),
+        predicted("predicted_first_token_seconds", "to the first token, on the instance where its chance is best"),
+        predicted("predicted_whole_seconds", "to the end of an answer of mean length, there"),
+        optional(number("meet_probability", DataType::Float64, "", "predicted chance of the deadline, there")),
+        optional(number("is_trial", DataType::Boolean, "", "it would have been refused and was let through to see")),
     ]
 }
 
@@ -425,57 +445,6 @@ fn load_totals() -> Vec<Field> {
         optional(number("bucket", DataType::UInt32, "", "bucket of the model's plan in force; 0 where there is none")),
         number("tokens", DataType::Int64, "tokens", "context tokens of live requests"),
         number("requests", DataType::Int64, "requests", "live requests"),
-    ]
-}
-
-fn request_distribution() -> Vec<Field> {
-    let quantiles = |what: &'static str, unit: &'static str, words: &'static str| {
-        ["p50", "p95", "p99"].map(|q| optional(number(&format!("{what}_{q}"), DataType::Float64, unit, words)))
-    };
-    let mut fields = vec![
-        stamp("as_of", "end of the window"),
-        text("model", "model name"),
-        text("tier", "High, Medium or Low"),
-        number("window_seconds", DataType::Float64, "s", "length of the window"),
-        number("arrived", DataType::UInt64, "requests", "arrived in the window"),
-        number("finished", DataType::UInt64, "requests", "finished in the window"),
-        number("prompt_tokens", DataType::UInt64, "tokens", "prompt tokens of finished requests"),
-        number("cached_tokens", DataType::UInt64, "tokens", "of which the engine reused"),
-        number("output_tokens", DataType::UInt64, "tokens", "tokens they generated"),
-    ];
-    fields.extend(quantiles("prompt", "tokens", "prompt length"));
-    fields.extend(quantiles("output", "tokens", "tokens generated"));
-    fields.extend(quantiles("ttft_ms", "ms", "time to first token"));
-    fields.extend(quantiles("itl_ms", "ms", "mean gap between tokens of a request"));
-    fields.extend([
-        optional(number("arrivals_per_second", DataType::Float64, "requests/s", "arrived over the window's length")),
-        optional(number(
-            "concurrent_tokens",
-            DataType::Int64,
-            "tokens",
-            "context tokens of the group's live requests now",
-        )),
-        optional(number("concurrent_requests", DataType::Int64, "requests", "the group's live requests now")),
-    ]);
-    fields
-}
-
-fn session_activity() -> Vec<Field> {
-    vec![
-        stamp("as_of", "end of the window"),
-        text("model", "model name"),
-        number("window_seconds", DataType::Float64, "s", "length of the window"),
-        number("sessions", DataType::UInt64, "sessions", "with a request in the window"),
-        number("requests", DataType::UInt64, "requests", "of these sessions in the window"),
-        optional(number("turns_p50", DataType::Float64, "", "user messages per session so far")),
-        optional(number("turns_p95", DataType::Float64, "", "user messages per session so far")),
-        optional(number("turns_p99", DataType::Float64, "", "user messages per session so far")),
-        number(
-            "sampled_one_in",
-            DataType::UInt64,
-            "",
-            "of how many sessions one was followed: 1 where figures are exact",
-        ),
     ]
 }
 

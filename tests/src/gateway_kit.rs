@@ -17,6 +17,7 @@ use axum::{
 use http_body_util::BodyExt;
 use pipeline::{
     config::{self, Config},
+    dataflow::{ForecastRequest, Predicted},
     gateway::{
         Gateway,
         deps::{Clock, Deps, EventSink, TextModel, ViewSource},
@@ -27,7 +28,7 @@ use pipeline::{
     },
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{ClusterView, DEFAULT_VARIANT, EngineView, FetchTimes, InstanceView, PrefixHits, PrefixReading, ViewMode},
-    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow},
+    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, SloReliabilityRow, SloRow},
 };
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -46,6 +47,8 @@ pub struct Rows {
     pub inputs: Mutex<Vec<PolicyInputRow>>,
     pub faults: Mutex<Vec<FaultRow>>,
     pub settings: Mutex<Vec<SettingsRow>>,
+    pub slo: Mutex<Vec<SloRow>>,
+    pub reliability: Mutex<Vec<SloReliabilityRow>>,
 }
 
 #[async_trait]
@@ -64,6 +67,12 @@ impl EventSink for Rows {
     }
     async fn settings(&self, row: SettingsRow) {
         self.settings.lock().unwrap().push(row);
+    }
+    async fn slo(&self, row: SloRow) {
+        self.slo.lock().unwrap().push(row);
+    }
+    async fn slo_reliability(&self, row: SloReliabilityRow) {
+        self.reliability.lock().unwrap().push(row);
     }
 }
 
@@ -96,6 +105,7 @@ pub struct TestViews {
     pub mode: Mutex<ViewMode>,
     pub hits: Mutex<PrefixHits>,
     pub engine: Mutex<Option<EngineView>>,
+    pub predicted: Mutex<Predicted>,
 }
 
 impl ViewSource for TestViews {
@@ -106,7 +116,7 @@ impl ViewSource for TestViews {
             model: entry.model.clone(),
             variant: entry.variant.clone(),
             is_ready: entry.state == InstanceState::Ready,
-            leased_tokens: entry.leases.tokens(),
+            leased_tokens: entry.leases.counted(),
             leased_requests: entry.leases.requests(),
             fetch: entry.fetch,
             engine: *self.engine.lock().unwrap(),
@@ -119,6 +129,10 @@ impl ViewSource for TestViews {
     fn prefix_hits(&self, prompts: &[Vec<u64>], _block_size: usize) -> PrefixReading {
         let hits = self.hits.lock().unwrap().clone();
         PrefixReading { hits, as_of: None, blocks: vec![0; prompts.len()] }
+    }
+
+    fn forecast(&self, _request: &ForecastRequest<'_>) -> (Predicted, Option<Micros>) {
+        (self.predicted.lock().unwrap().clone(), None)
     }
 }
 
@@ -149,6 +163,7 @@ impl Kit {
             mode: Mutex::new(ViewMode::Exact),
             hits: Mutex::default(),
             engine: Mutex::new(None),
+            predicted: Mutex::default(),
         });
         let (rows, clock) = (Arc::<Rows>::default(), Arc::new(StepClock(AtomicI64::new(1_700_000_000_000_000))));
         let text = |name: &str| Arc::new(ByteText(name.into())) as Arc<dyn TextModel>;

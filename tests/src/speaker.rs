@@ -122,6 +122,8 @@ pub struct Speaker {
     /// A token costs a permit, if set.
     pub pace: Option<Arc<Semaphore>>,
     pub cached_tokens: u32,
+    /// Confirming a cancellation costs a permit, if set.
+    pub confirms: Option<Arc<Semaphore>>,
     /// Reply, and log-probability of each of its tokens, by the call's seed modulo their number; empty: `reply` at -0.5.
     pub by_seed: Vec<(String, f32)>,
 }
@@ -136,6 +138,7 @@ impl Speaker {
             live: Arc::default(),
             pace: None,
             cached_tokens: 0,
+            confirms: None,
             by_seed: Vec::new(),
         }
     }
@@ -220,6 +223,13 @@ impl Speech {
 
 #[async_trait]
 impl InstanceClient for Speaker {
+    async fn cancel(&self, _request_id: &str) -> Result<(), InstanceError> {
+        if let Some(confirms) = &self.confirms {
+            confirms.acquire().await.expect("the test keeps the semaphore").forget();
+        }
+        Ok(())
+    }
+
     async fn generate_within(
         &self,
         call: GenerateCall,

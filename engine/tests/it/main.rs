@@ -14,6 +14,7 @@ mod golden;
 mod golden_gemma;
 mod hugging_face;
 mod lanes;
+mod late;
 mod lifecycle;
 mod likelihood;
 mod limits;

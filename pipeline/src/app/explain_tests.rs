@@ -37,7 +37,7 @@ impl Fixture {
             statement_bytes_max: 1 << 14,
             concurrent_max: 2,
         };
-        let key = |key: &str, tenant: &str| Key { key: key.into(), tenant: tenant.into(), class: Tier::High };
+        let key = |key: &str, tenant: &str| Key::new(key, tenant, Tier::High);
         let door = ExplainDoor {
             engine: Arc::new(SqlEngine::new(limits, tables, tokio::runtime::Handle::current())),
             bus: bus.clone(),

@@ -12,14 +12,16 @@ use async_trait::async_trait;
 
 use crate::{
     bus::{Bus, Origin},
-    dataflow::{FlowViews, engine_view, read_prefixes, view_mode},
+    dataflow::{FlowViews, ForecastRequest, Predicted, engine_view, read_forecast, read_prefixes, view_mode},
     gateway::{
         deps::{Clock, EventSink, ViewSource},
         instances::{InstanceDirectory, InstanceEntry, InstanceState},
     },
     ids::{InstanceId, Micros},
     policy::{ClusterView, EngineView, InstanceView, PrefixReading},
-    rows::{DecisionRow, FaultRow, InstanceRow, PolicyInputRow, RequestRow, Row, SettingsRow},
+    rows::{
+        DecisionRow, FaultRow, InstanceRow, PolicyInputRow, RequestRow, Row, SettingsRow, SloReliabilityRow, SloRow,
+    },
     worker::{
         flight_server::{RemoteBatch, RemoteRefused, RemoteSink},
         supervisor::InstanceSink,
@@ -60,6 +62,12 @@ impl EventSink for BusSink {
         self.put(row).await;
     }
     async fn fault(&self, row: FaultRow) {
+        self.put(row).await;
+    }
+    async fn slo(&self, row: SloRow) {
+        self.put(row).await;
+    }
+    async fn slo_reliability(&self, row: SloReliabilityRow) {
         self.put(row).await;
     }
     async fn settings(&self, row: SettingsRow) {
@@ -116,6 +124,12 @@ impl ViewSource for Views {
             None => PrefixReading::default(),
         }
     }
+
+    fn forecast(&self, request: &ForecastRequest<'_>) -> (Predicted, Option<Micros>) {
+        let Some(flow) = &self.flow else { return (Predicted::default(), None) };
+        let state = flow.load();
+        (read_forecast(&state, flow.names(), request), state.as_of)
+    }
 }
 
 fn instance_view(entry: &InstanceEntry, engine: Option<EngineView>) -> InstanceView {
@@ -125,7 +139,7 @@ fn instance_view(entry: &InstanceEntry, engine: Option<EngineView>) -> InstanceV
         model: entry.model.clone(),
         variant: entry.variant.clone(),
         is_ready: entry.state == InstanceState::Ready,
-        leased_tokens: entry.leases.tokens(),
+        leased_tokens: entry.leases.counted(),
         leased_requests: entry.leases.requests(),
         fetch: entry.fetch,
         engine,

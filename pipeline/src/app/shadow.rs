@@ -24,7 +24,9 @@ use crate::{
     config::{Config, Recorded},
     gateway::deps::EventSink,
     replay::{Apart, Made, ask, look},
-    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, ShadowDecisionRow},
+    rows::{
+        DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, ShadowDecisionRow, SloReliabilityRow, SloRow,
+    },
 };
 
 /// Decisions whose inputs came and that are not made yet. Requests that leave in between leave theirs behind.
@@ -202,6 +204,12 @@ impl EventSink for ShadowSink {
     }
     async fn settings(&self, row: SettingsRow) {
         self.inner.settings(row).await;
+    }
+    async fn slo(&self, row: SloRow) {
+        self.inner.slo(row).await;
+    }
+    async fn slo_reliability(&self, row: SloReliabilityRow) {
+        self.inner.slo_reliability(row).await;
     }
 }
 

@@ -17,6 +17,8 @@ impl EventSink for Inner {
     async fn policy_input(&self, _: PolicyInputRow) {}
     async fn fault(&self, _: FaultRow) {}
     async fn settings(&self, _: SettingsRow) {}
+    async fn slo(&self, _: SloRow) {}
+    async fn slo_reliability(&self, _: SloReliabilityRow) {}
 }
 
 /// Answers when it is let to; panics at the decision named.

@@ -70,6 +70,31 @@ pub struct Key {
     pub key: String,
     pub tenant: String,
     pub class: crate::policy::Tier,
+    /// Shortest budgets its requests may state. `None`: those of `policy.deadline`.
+    #[serde(default, with = "humantime_serde::option")]
+    pub first_token_min: Option<Duration>,
+    #[serde(default, with = "humantime_serde::option")]
+    pub whole_min: Option<Duration>,
+    #[serde(default)]
+    pub tier_header: TierHeader,
+}
+
+impl Key {
+    /// A key that allows nothing but its class.
+    pub fn new(key: &str, tenant: &str, class: crate::policy::Tier) -> Self {
+        let (key, tenant) = (key.into(), tenant.into());
+        Self { key, tenant, class, first_token_min: None, whole_min: None, tier_header: TierHeader::Lower }
+    }
+}
+
+/// What a header that asks for a tier may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TierHeader {
+    #[default]
+    Lower,
+    /// Any tier up to the key's class.
+    Choose,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -203,6 +228,7 @@ pub struct Policy {
     pub tiers: crate::policy::TierConfig,
     pub throttle: crate::policy::ThrottleConfig,
     pub queue: crate::policy::QueueConfig,
+    pub deadline: crate::policy::DeadlineConfig,
     pub route: crate::policy::RouteConfig,
     pub variants: crate::policy::VariantConfig,
 }

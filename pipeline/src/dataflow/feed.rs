@@ -70,6 +70,11 @@ impl Names {
         number
     }
 
+    /// The number of a name that has one of its own.
+    pub fn find(&self, name: &str) -> Option<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).numbers.get(name).copied()
+    }
+
     /// The name of a number given out before.
     pub fn name(&self, number: u32) -> String {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -28,6 +28,7 @@ mod feed;
 #[cfg(test)]
 mod feed_tests;
 mod flow;
+mod forecast;
 pub mod foreign;
 mod funnel_feed;
 mod funnel_rows;
@@ -44,6 +45,7 @@ mod views;
 pub use epoch_log::EpochLog;
 pub use feed::{Feed, Names, TOPICS};
 pub use flow::{Dataflow, FlowError, flow_config, horizon_periods, trend_epochs};
+pub use forecast::{ForecastRequest, Predicted, read_forecast};
 pub use kv_feed::level_number;
 pub use publish::{FunnelRows, ViewRows, cache_row, funnel_rows, view_rows};
 pub use publish_predictors::{PredictorRows, PredictorSpan, predictor_rows, service_rows};

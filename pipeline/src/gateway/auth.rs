@@ -3,14 +3,14 @@
 //! Keys are compared by their SHA-256, so the time of a comparison says nothing about how much of a guess was right. With
 //! no keys configured everyone is the tenant `local` with class High; the configuration allows that on loopback only.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
 use crate::{
-    config::{Key, LOCAL_TENANT},
+    config::{Key, LOCAL_TENANT, TierHeader},
     policy::Tier,
 };
 
@@ -20,6 +20,34 @@ pub struct Tenant {
     pub name: String,
     /// Best tier its requests may have.
     pub class: Tier,
+    /// What its headers may ask for; see [`Key`].
+    pub first_token_min: Option<Duration>,
+    pub whole_min: Option<Duration>,
+    pub tier_header: TierHeader,
+}
+
+impl Tenant {
+    fn of(key: &Key) -> Self {
+        Self {
+            name: key.tenant.clone(),
+            class: key.class,
+            first_token_min: key.first_token_min,
+            whole_min: key.whole_min,
+            tier_header: key.tier_header,
+        }
+    }
+
+    /// Everybody, where there are no keys: nothing is held back from them.
+    fn local() -> Self {
+        let none = Some(Duration::ZERO);
+        Self {
+            name: LOCAL_TENANT.into(),
+            class: Tier::High,
+            first_token_min: none,
+            whole_min: none,
+            tier_header: TierHeader::Choose,
+        }
+    }
 }
 
 /// All keys, hashed once at start.
@@ -29,15 +57,13 @@ pub struct Keys {
 
 impl Keys {
     pub fn new(keys: &[Key]) -> Self {
-        let tenants =
-            keys.iter().map(|key| (digest(&key.key), Tenant { name: key.tenant.clone(), class: key.class })).collect();
-        Self { tenants }
+        Self { tenants: keys.iter().map(|key| (digest(&key.key), Tenant::of(key))).collect() }
     }
 
     /// The tenant of a request, from its headers.
     pub fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         if self.tenants.is_empty() {
-            return Ok(Tenant { name: LOCAL_TENANT.into(), class: Tier::High });
+            return Ok(Tenant::local());
         }
         let value = headers.get(header::AUTHORIZATION).ok_or(ApiError::KeyMissing)?;
         let text = value.to_str().map_err(|_| ApiError::KeyWrong)?;

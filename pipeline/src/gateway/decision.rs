@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{dispatcher::Pressure, error::ApiError};
 use crate::{
     ids::Micros,
-    policy::{CandidateCost, Classified, EntrySize, Placement, QueueLoad, RejectReason, Tier},
+    policy::{CandidateCost, Classified, EntrySize, Outlook, Placement, QueueLoad, RejectReason, SloSeen, Tier},
     rows::{CandidateRow, DecisionRow},
 };
 
@@ -28,6 +28,7 @@ pub struct Inputs<'a> {
     pub max_tokens: u32,
     pub predicted_hit_tokens: u32,
     pub turns: u32,
+    pub slo: Option<&'a SloSeen>,
 }
 
 /// A new id for a decision or a request: `prefix` and a UUID of version 7, so that ids sort by time.
@@ -47,6 +48,7 @@ pub fn row(at: Micros, decision_id: String, inputs: &Inputs<'_>, outcome: Outcom
         Outcome::Reject { error, candidates } => ("reject", format!("{}: {error}", error.code()), None, candidates),
     };
     let none = || super::recorder::UNCLASSED.to_string();
+    let outlook = inputs.slo.and_then(|slo| slo.outlook.as_ref());
     DecisionRow {
         at,
         decision_id,
@@ -71,20 +73,45 @@ pub fn row(at: Micros, decision_id: String, inputs: &Inputs<'_>, outcome: Outcom
         candidates: candidates.iter().map(candidate_row).collect(),
         variant: placement.map(|placement| placement.variant.clone()),
         visible_hit_tokens: placement.map(|placement| placement.visible_tokens),
+        first_token_due: inputs.slo.map(|slo| slo.deadline.first_token),
+        whole_due: inputs.slo.and_then(|slo| slo.deadline.whole),
+        predicted_wait_seconds: outlook.map(|outlook| outlook.wait_seconds),
+        predicted_first_token_seconds: outlook.map(|outlook| outlook.first_token_seconds),
+        predicted_whole_seconds: outlook.map(|outlook| outlook.whole_seconds),
+        meet_probability: outlook.map(|outlook| outlook.meet),
+        is_trial: inputs.slo.map(|slo| slo.is_trial),
     }
 }
 
 /// The refusal of a request that policies would not take.
-pub fn overloaded((reason, retry_after): (RejectReason, Duration), tier: Option<Tier>, model: &str) -> ApiError {
+pub fn overloaded(
+    (reason, retry_after): (RejectReason, Duration),
+    (tier, outlook): (Option<Tier>, Option<&Outlook>),
+    model: &str,
+) -> ApiError {
     let tier = tier.map_or(super::recorder::UNCLASSED, Tier::name);
     let message = match reason {
         RejectReason::Throttled => format!("The service is near its capacity and takes no {tier} requests now."),
         RejectReason::QueueFull => "Too many requests wait already.".to_string(),
         RejectReason::NoInstance => format!("No instance serves `{model}` now."),
         RejectReason::WaitedTooLong => "The request waited for the longest time allowed.".to_string(),
+        RejectReason::PredictedMiss => miss(outlook),
     };
     let message = format!("{message} Please retry after {} s.", retry_after.as_secs_f64().ceil());
-    ApiError::Overloaded { reason, retry_after, message }
+    let outlook = outlook.copied().filter(|_| reason == RejectReason::PredictedMiss);
+    ApiError::Overloaded { reason, retry_after, message, outlook }
+}
+
+/// A predicted miss in words.
+fn miss(outlook: Option<&Outlook>) -> String {
+    let Some(outlook) = outlook else { return "The request would miss its deadline.".into() };
+    let whole = outlook
+        .whole_due_seconds
+        .map_or_else(String::new, |due| format!(", and to the end {:.2} s of {due:.2} s", outlook.whole_seconds));
+    format!(
+        "The request would miss its deadline on every instance: to the first token it would take {:.2} s of {:.2} s left{whole}.",
+        outlook.first_token_seconds, outlook.first_token_due_seconds
+    )
 }
 
 /// Refusal of a request that found the queue full when it came to it.

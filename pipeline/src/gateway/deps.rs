@@ -16,9 +16,10 @@ use tokio::runtime::Handle;
 use super::{conversation::Conversation, instances::InstanceDirectory, metrics::Metrics, registry::Registry};
 use crate::{
     config::Config,
+    dataflow::{ForecastRequest, Predicted},
     ids::Micros,
     policy::{ClusterView, PrefixReading},
-    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow},
+    rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, SloReliabilityRow, SloRow},
 };
 
 /// Where rows go. Waits when the bus is full, so that accounts stay complete; never fails the request.
@@ -31,6 +32,9 @@ pub trait EventSink: Send + Sync {
     async fn fault(&self, row: FaultRow);
     /// Settings under which decisions are made from now on.
     async fn settings(&self, row: SettingsRow);
+    /// How a request's deadline fared.
+    async fn slo(&self, row: SloRow);
+    async fn slo_reliability(&self, row: SloReliabilityRow);
 }
 
 /// The views policies read. Cheap: no lock held while answering.
@@ -39,6 +43,8 @@ pub trait ViewSource: Send + Sync {
     fn cluster(&self, now: Micros) -> ClusterView;
     /// Longest cached prefix per instance of the prompts, whose block hashes are given.
     fn prefix_hits(&self, prompts: &[Vec<u64>], block_size: usize) -> PrefixReading;
+    /// What the predictors say, and as of when; nothing, where nothing has learnt.
+    fn forecast(&self, request: &ForecastRequest<'_>) -> (Predicted, Option<Micros>);
 }
 
 /// Who says something in a chat.

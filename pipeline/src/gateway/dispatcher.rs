@@ -26,17 +26,19 @@ use super::{
     group::Group,
     instances::{InstanceClient, InstanceState, Lease},
     queue_place::QueuePlace,
-    reading::{LeaseFate, PlaceReading, tick_row},
+    reading::{ForecastReading, LeaseFate, PlaceReading, WaitReading, tick_row},
     registry::Model,
+    slo::reliability_rows,
 };
 use crate::{
     config::Recorded,
+    dataflow::ForecastRequest,
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        CandidateCost, ClusterView, EntrySize, Placement, PrefixReading, QueueLoad, RouteConfig, RouteRejection,
-        RouteRequest, ThrottleState, Ticket, Tier, Waiting, press, route, token_cost,
+        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, Learnt, Placement, PrefixReading, QueueLoad,
+        RouteConfig, RouteRejection, RouteRequest, ThrottleState, Ticket, Tier, Waiting, press, route, token_cost,
     },
-    rows::{FaultRow, PolicyInputRow},
+    rows::{FaultRow, PolicyInputRow, SloReliabilityRow},
 };
 
 /// A waiter looks again after this even if nothing rang.
@@ -50,6 +52,11 @@ pub struct Demand {
     pub model: Arc<Model>,
     pub tier: Tier,
     pub tenant: Arc<str>,
+    /// Best tier of the tenant.
+    pub tenant_class: Tier,
+    pub sequences: u32,
+    /// Latest start with which it can make its deadline, if it has one that counts.
+    pub start_by: Option<Micros>,
     /// Memory it holds while it waits.
     pub bytes: u64,
     /// Variants of the model that may serve it, best first.
@@ -100,6 +107,7 @@ pub struct Pressure {
     pub before: ThrottleState,
     pub throttle: ThrottleState,
     pub saturation: Option<f64>,
+    pub backlog: Backlog,
 }
 
 pub(super) struct Pending {
@@ -147,10 +155,12 @@ impl Dispatcher {
     pub async fn pressure(&self, model: &Model, now: Micros) -> Pressure {
         let group = self.group(model);
         let view = Arc::new(self.deps.views.cluster(now).of_model(model.name()));
+        let queue = group.queue().load();
+        let backlog = Backlog { queue, drain_tokens_per_second: group.learnt().drain.tokens_per_second(now) };
         let (before, level, after) = {
             let mut state = group.throttle();
             let before = *state;
-            let (level, after) = press(&view, before, now, &model.policy);
+            let (level, after) = press((view.as_ref(), now), &backlog, before, &model.policy);
             *state = after;
             (before, level, after)
         };
@@ -164,17 +174,28 @@ impl Dispatcher {
             let row = FaultRow { at: now, component: "policy".into(), kind: "throttle_step".into(), detail, count: 1 };
             self.deps.events.fault(row).await;
         }
-        Pressure { view, before, throttle: after, saturation: level }
+        Pressure { view, before, throttle: after, saturation: level, backlog }
     }
 
     /// Moves the throttles while no requests come; a look that moved one is a row.
     pub async fn tick(&self, now: Micros) {
         for group in &self.groups {
             let pressure = self.pressure(&group.model, now).await;
+            self.reconcile(&pressure.view);
             if pressure.before != pressure.throttle {
                 let (model, settings) = (Some(group.model.name().into()), self.settings.clone());
-                let row = tick_row(now, &pressure.view, pressure.before);
+                let row = tick_row(now, &pressure);
                 self.deps.events.policy_input(PolicyInputRow { model, settings, ..row }).await;
+            }
+        }
+    }
+
+    /// Takes what engines report into the leases' accounts (DESIGN §7 rules 2 and 4). A view that is not usable says nothing.
+    fn reconcile(&self, view: &ClusterView) {
+        for instance in view.instances.iter().filter(|_| view.mode.is_usable()) {
+            let entry = self.deps.directory.get(instance.instance).filter(|entry| entry.epoch == instance.epoch);
+            if let (Some(entry), Some(engine)) = (entry, &instance.engine) {
+                entry.leases.reported(engine.context_tokens.saturating_add(engine.queued_prefill_tokens));
             }
         }
     }
@@ -195,6 +216,55 @@ impl Dispatcher {
             true => self.deps.views.prefix_hits(&demand.hashes, demand.model.text.block_size()),
             false => PrefixReading::default(),
         }
+    }
+
+    /// What predictors say of a request of a tenant, if the view may be read; and what the entry knows of its model's queue.
+    pub fn forecast(
+        &self,
+        model: &Model,
+        (view, now): (&ClusterView, Micros),
+        (tenant, tenant_class): (&str, Tier),
+        prompt_tokens: u32,
+    ) -> ForecastReading {
+        let variants = model.policy.variants.possible_for(tenant);
+        let request = ForecastRequest { model: model.name(), variants: &variants, tenant_class, prompt_tokens };
+        let (predicted, as_of) = match view.mode.is_usable() {
+            true => self.deps.views.forecast(&request),
+            false => Default::default(),
+        };
+        let group = self.group(model);
+        let queue = group.profile(now);
+        let learnt = group.learnt();
+        let forecast = Forecast {
+            lengths: predicted.lengths,
+            services: predicted.services,
+            drain_tokens_per_second: learnt.drain.tokens_per_second(now),
+            skill: learnt.skill.skill(),
+            queue,
+        };
+        ForecastReading { forecast, as_of }
+    }
+
+    /// Everything that is known of a request that waits.
+    pub fn read_waiting(&self, demand: &Demand) -> WaitReading {
+        let place = *self.read(demand, &[]);
+        let of = (demand.tenant.as_ref(), demand.tenant_class);
+        let forecast = self.forecast(&demand.model, (&place.view, place.now), of, demand.prompt_tokens);
+        let (tenant, tenant_class) = (demand.tenant.to_string(), demand.tenant_class);
+        WaitReading { place, tenant, tenant_class, sequences: demand.sequences, forecast }
+    }
+
+    /// Lets what a request came to teach.
+    pub fn learn(&self, model: &Model, teach: impl FnOnce(&mut Learnt)) {
+        teach(&mut self.group(model).learnt());
+    }
+
+    /// The reliability curves, if one has grown since the last call.
+    pub fn reliability(&self, now: Micros) -> Vec<SloReliabilityRow> {
+        // All are told when one has grown, so that the newest state is one of all.
+        let grown = self.groups.iter().filter(|group| group.has_learnt()).count();
+        let told = self.groups.iter().filter(|_| grown > 0);
+        told.flat_map(|group| reliability_rows(&group.learnt(), (group.model.name(), now))).collect()
     }
 
     fn read(&self, demand: &Demand, excluded: &[InstanceId]) -> Box<PlaceReading> {
@@ -265,11 +335,12 @@ impl Dispatcher {
             tenant: demand.tenant.clone(),
             size: demand.size(),
             since: self.deps.clock.now(),
-            start_by: None,
+            start_by: demand.start_by,
             item: Pending { demand, grant },
         };
         let before = queue.load();
         let Ok(ticket) = queue.push(waiting) else { return (before, None) };
+        group.learnt().drain.began(self.deps.clock.now());
         group.show_load(queue.load());
         drop(queue);
         (before, Some(QueuePlace::new(self.clone(), (model, ticket), granted)))
@@ -313,6 +384,11 @@ impl Dispatcher {
             let mut queue = group.queue();
             // Its client may have left meanwhile; then the grant drops and the next head is looked at.
             if let Some(waiting) = queue.pop_head(ticket, now) {
+                let mut learnt = group.learnt();
+                learnt.drain.granted(now, waiting.size.tokens);
+                if queue.load().requests == 0 {
+                    learnt.drain.emptied();
+                }
                 group.show_load(queue.load());
                 return Some((waiting, grant));
             }

@@ -12,7 +12,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::deps::TextFault;
-use crate::policy::RejectReason;
+use crate::policy::{Outlook, RejectReason};
 
 /// A refusal or failure, in words for the client.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -45,7 +45,9 @@ pub enum ApiError {
     #[error("There is no request `{0}`, or none of yours.")]
     UnknownRequest(String),
     #[error("{message}")]
-    Overloaded { reason: RejectReason, retry_after: Duration, message: String },
+    Overloaded { reason: RejectReason, retry_after: Duration, message: String, outlook: Option<Outlook> },
+    #[error("The budget of the request passed before its answer was whole.")]
+    DeadlinePassed,
     #[error("The engine refused the request: {0}")]
     EngineRefused(String),
     #[error("The instance that served this request was lost, and the request could not go on elsewhere: {0}")]
@@ -99,10 +101,11 @@ impl ApiError {
                 RejectReason::Throttled | RejectReason::QueueFull => {
                     (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", None, reason.name())
                 }
-                RejectReason::NoInstance | RejectReason::WaitedTooLong => {
+                RejectReason::NoInstance | RejectReason::WaitedTooLong | RejectReason::PredictedMiss => {
                     (StatusCode::SERVICE_UNAVAILABLE, "overloaded", None, reason.name())
                 }
             },
+            ApiError::DeadlinePassed => (StatusCode::GATEWAY_TIMEOUT, SERVER, None, "deadline_passed"),
             ApiError::EngineRefused(_) => (StatusCode::BAD_REQUEST, INVALID, None, "engine_refused"),
             ApiError::InstanceLost(_) => (StatusCode::BAD_GATEWAY, SERVER, None, "instance_lost"),
             ApiError::EngineFailed(_) => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None, "engine_failed"),
@@ -121,12 +124,25 @@ impl ApiError {
         self.parts().code
     }
 
-    /// `{"error": {message, type, param, code}}`, as a body or as a chunk of a stream.
+    /// `{"error": {message, type, param, code}}`, as a body or as a chunk of a stream; with `slo`, what was predicted, if that is
+    /// why.
     pub fn body(&self) -> Value {
         let parts = self.parts();
-        json!({"error": {
+        let mut body = json!({"error": {
             "message": self.to_string(), "type": parts.kind, "param": parts.param, "code": parts.code,
-        }})
+        }});
+        if let ApiError::Overloaded { outlook: Some(outlook), retry_after, .. } = self {
+            body["error"]["slo"] = json!({
+                "meet_probability": outlook.meet,
+                "first_token_budget_seconds": outlook.first_token_due_seconds,
+                "whole_budget_seconds": outlook.whole_due_seconds,
+                "predicted_first_token_seconds": outlook.first_token_seconds,
+                "predicted_whole_seconds": outlook.whole_seconds,
+                "predicted_wait_seconds": outlook.wait_seconds,
+                "retry_after_seconds": retry_after.as_secs_f64(),
+            });
+        }
+        body
     }
 }
 

@@ -1,8 +1,9 @@
-//! What the requests of one model share, and no other model's (SPEC D3): queue, throttle, turn, and their gauges. So a burst
+//! What the requests of one model share, and no other model's (SPEC D3): queue, throttle, turn, what was learnt of
+//! drain and predictions, and their gauges. So a burst
 //! on one model fills its own queue and moves its own throttle.
 //!
-//! Bounds: `policy.queue` holds for each model by itself. Locks are never held across an await, and never two at once but
-//! the queue's before the throttle's.
+//! Bounds: `policy.queue` holds for each model by itself. Locks are never held across an await, and never two at once but in
+//! the order profile, queue, throttle or learnt.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -13,7 +14,13 @@ use super::{
     metrics::{GroupGauges, Metrics},
     registry::Model,
 };
-use crate::policy::{FairQueue, QueueLoad, ThrottleState, ThrottleStep};
+use crate::{
+    ids::Micros,
+    policy::{FairQueue, Learnt, QueueLoad, QueueProfile, ThrottleState, ThrottleStep},
+};
+
+/// A profile of what waits is used for this long.
+const PROFILE_AGE_US: Micros = 20_000;
 
 /// See the module. `T`: what waits.
 pub struct Group<T> {
@@ -21,6 +28,11 @@ pub struct Group<T> {
     queue: Mutex<FairQueue<T>>,
     throttle: Mutex<ThrottleState>,
     turn: AtomicU64,
+    learnt: Mutex<Learnt>,
+    /// What waits as of a time, made anew after [`PROFILE_AGE_US`].
+    profile: Mutex<(Micros, QueueProfile)>,
+    /// Outcomes in the reliability curve when it was last told.
+    told: AtomicU64,
     pub gauges: GroupGauges,
 }
 
@@ -30,6 +42,9 @@ impl<T> Group<T> {
             queue: Mutex::new(FairQueue::new(&model.policy.queue)),
             throttle: Mutex::new(ThrottleState { step: ThrottleStep::Open, since: i64::MIN / 2 }),
             turn: AtomicU64::new(0),
+            learnt: Mutex::default(),
+            profile: Mutex::new((Micros::MIN, QueueProfile::default())),
+            told: AtomicU64::new(0),
             gauges: metrics.of_group(model.name()),
             model,
         }
@@ -41,6 +56,26 @@ impl<T> Group<T> {
 
     pub fn throttle(&self) -> MutexGuard<'_, ThrottleState> {
         lock(&self.throttle)
+    }
+
+    /// What its requests have taught.
+    pub fn learnt(&self) -> MutexGuard<'_, Learnt> {
+        lock(&self.learnt)
+    }
+
+    /// Has the reliability curve grown since the last call?
+    pub fn has_learnt(&self) -> bool {
+        let outcomes = self.learnt().reliability.bins().map(|(.., bin)| bin.requests).sum();
+        self.told.swap(outcomes, Ordering::Relaxed) != outcomes
+    }
+
+    /// What waits, as of a moment ago.
+    pub fn profile(&self, now: Micros) -> QueueProfile {
+        let mut kept = lock(&self.profile);
+        if now.saturating_sub(kept.0) >= PROFILE_AGE_US {
+            *kept = (now, self.queue().profile());
+        }
+        kept.1.clone()
     }
 
     /// Whose turn it is among equal instances.

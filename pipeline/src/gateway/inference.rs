@@ -27,6 +27,7 @@ use super::{
     running::Running,
     serve::{self, Case},
     shape::Envelope,
+    slo_headers,
 };
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-id");
@@ -94,7 +95,15 @@ async fn known_sender(
 ) -> Answered {
     let recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
     let mut case = Case::new(tenant, recorder);
-    let (parsed, prepared) = match understand(gateway, (face, request), &mut case).await {
+    let asked = slo_headers::read(request.headers(), &case.tenant, &gateway.deps.config.policy.deadline);
+    let understood = match asked {
+        Ok(asked) => {
+            case.asked = asked;
+            understand(gateway, (face, request), &mut case).await
+        }
+        Err(error) => Err(error),
+    };
+    let (parsed, prepared) = match understood {
         Ok(understood) => understood,
         Err(error) => {
             case.refused(gateway, &error).await;

@@ -1,7 +1,7 @@
 //! The HTTP side: OpenAI-compatible endpoints (SPEC E1) over [`app`], tested with `oneshot`.
 //!
 //! One request's way through the files: `inference` (HTTP in) → `json_body`, `parse`, `params` (JSON to a checked request) →
-//! `prepare` (text to tokens to block hashes) → `serve` (classify, throttle, admit) → `dispatcher` (queue, route, lease) →
+//! `prepare` (text to tokens to block hashes) → `serve` (classify, throttle, admit) → `waiting`, `dispatcher` (queue, route, lease) →
 //! `sequence` (one stream of tokens, over as many instances as it takes) → `running` (all of them, and the account) →
 //! `answer`, `shape` (HTTP out).
 //!
@@ -18,6 +18,7 @@
 //! | `foreign` | engines of others behind the same policies, their answers relayed |
 //! | `session` | which conversation a request belongs to |
 //! | `decision`, `reading` | a decision as a row; what policies read for it as another |
+//! | `slo_headers`, `slo` | budgets that headers state; one request's deadline and how it fared |
 //! | `auth`, `error`, `metrics` | who asks; how it can end; Prometheus |
 //! | `models`, `status` | the small routes |
 //!
@@ -55,9 +56,12 @@ pub mod sequence;
 pub mod serve;
 pub mod session;
 pub mod shape;
+pub mod slo;
+pub mod slo_headers;
 mod status;
 pub mod structure;
 pub mod tool_prompt;
+pub mod waiting;
 
 use std::sync::Arc;
 
@@ -99,9 +103,13 @@ impl Gateway {
 
     /// Lets the throttle follow the signal while no requests come. Its owner calls it about every second.
     pub async fn tick(&self) {
-        self.dispatcher.tick(self.deps.clock.now()).await;
+        let now = self.deps.clock.now();
+        self.dispatcher.tick(now).await;
         self.dispatcher.pump();
         self.foreign.tick().await;
+        for row in self.dispatcher.reliability(now) {
+            self.deps.events.slo_reliability(row).await;
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
     dispatcher::{Dispatcher, Grant},
     registry::Model,
 };
-use crate::policy::Ticket;
+use crate::{ids::Micros, policy::Ticket};
 
 /// A place in the queue; leaving it (drop) takes the entry out.
 pub struct QueuePlace {
@@ -27,6 +27,11 @@ impl QueuePlace {
         granted: oneshot::Receiver<Grant>,
     ) -> Self {
         Self { dispatcher, model, ticket, granted }
+    }
+
+    /// Changes the latest start of what waits.
+    pub fn retime(&self, start_by: Option<Micros>) {
+        self.dispatcher.group(&self.model).queue().retime(self.ticket, start_by);
     }
 
     /// Waits for the grant at most `wait_max`; `None` when that has passed.
@@ -50,6 +55,9 @@ impl Drop for QueuePlace {
         let group = self.dispatcher.group(&self.model);
         let mut queue = group.queue();
         let left = queue.remove(self.ticket);
+        if queue.load().requests == 0 {
+            group.learnt().drain.emptied();
+        }
         group.show_load(queue.load());
         drop(queue);
         if left.is_some() {

@@ -7,13 +7,17 @@
 
 use std::sync::Arc;
 
+use operators::{LinearFit, ServiceTime};
+
+use super::dispatcher::Pressure;
 use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        ClusterView, EngineView, FetchTimes, InstanceView, LevelTokens, PrefixHit, PrefixHits, PrefixReading,
-        QueueLoad, ThrottleState, ThrottleStep, Tier, ViewMode,
+        Asked, Backlog, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens, PrefixHit,
+        PrefixHits, PrefixReading, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk, ThrottleState,
+        ThrottleStep, Tier, ViewMode, lot_of,
     },
-    rows::{HitRow, InstanceInputRow, PolicyInputRow},
+    rows::{HitRow, InstanceInputRow, PolicyInputRow, QueueStepRow, ServiceInputRow},
 };
 
 /// Hashes of one row.
@@ -105,6 +109,57 @@ pub struct ArrivalReading {
     pub queue: QueueLoad,
     /// Memory it holds while it waits.
     pub bytes: u64,
+    /// When it came; `None` in a row of an earlier version.
+    pub arrived: Option<Micros>,
+    pub asked: Asked,
+    pub sequences: u32,
+    pub forecast: ForecastReading,
+    /// From the request's id.
+    pub lot: f64,
+}
+
+/// What predictors said, and as of when.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ForecastReading {
+    pub forecast: Forecast,
+    pub as_of: Option<Micros>,
+}
+
+/// What was read for a request that still waits, when it came to nothing good.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WaitReading {
+    pub place: PlaceReading,
+    pub tenant: String,
+    pub tenant_class: Tier,
+    pub sequences: u32,
+    pub forecast: ForecastReading,
+}
+
+impl WaitReading {
+    pub fn row(&self) -> PolicyInputRow {
+        let place = self.place.row(LeaseFate::None, "");
+        PolicyInputRow {
+            reading: "wait".into(),
+            tenant: Some(self.tenant.clone()),
+            tenant_class: Some(self.tenant_class.name().into()),
+            sequences: Some(self.sequences),
+            ..with_forecast(place, &self.forecast)
+        }
+    }
+
+    /// The reading of a row; `None` if the row is of another kind or holds a name nobody knows.
+    pub fn from_row(row: &PolicyInputRow) -> Option<WaitReading> {
+        if row.reading != "wait" {
+            return None;
+        }
+        Some(WaitReading {
+            place: PlaceReading::from_row(row)?,
+            tenant: row.tenant.clone()?,
+            tenant_class: Tier::from_name(row.tenant_class.as_deref()?)?,
+            sequences: row.sequences?,
+            forecast: forecast_of(row),
+        })
+    }
 }
 
 impl ArrivalReading {
@@ -122,7 +177,14 @@ impl ArrivalReading {
             queued_tokens: Some(self.queue.tokens),
             queued_bytes: Some(self.queue.bytes),
             request_bytes: Some(self.bytes),
-            ..looked("arrival", (self.now, &self.view), &self.prefixes, &self.hashes)
+            arrived_at: self.arrived,
+            slo_first_token_us: self.asked.slo.first_token_us,
+            slo_whole_us: self.asked.slo.whole_us,
+            slo_per_token_us: self.asked.slo.per_token_us,
+            tier_asked: self.asked.tier.map(|tier| tier.name().into()),
+            tier_asked_max: self.asked.tier_max.map(|tier| tier.name().into()),
+            sequences: Some(self.sequences),
+            ..with_forecast(looked("arrival", (self.now, &self.view), &self.prefixes, &self.hashes), &self.forecast)
         }
     }
 
@@ -147,17 +209,120 @@ impl ArrivalReading {
                 bytes: row.queued_bytes.unwrap_or(0),
             },
             bytes: row.request_bytes.unwrap_or(0),
+            arrived: row.arrived_at,
+            asked: asked_of(row),
+            sequences: row.sequences.unwrap_or(1),
+            forecast: forecast_of(row),
+            lot: lot_of(&row.request_id),
         })
     }
 }
 
+fn asked_of(row: &PolicyInputRow) -> Asked {
+    let tier = |name: &Option<String>| name.as_deref().and_then(Tier::from_name);
+    Asked {
+        slo: SloAsk {
+            first_token_us: row.slo_first_token_us,
+            whole_us: row.slo_whole_us,
+            per_token_us: row.slo_per_token_us,
+        },
+        tier: tier(&row.tier_asked),
+        tier_max: tier(&row.tier_asked_max),
+    }
+}
+
+fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputRow {
+    let Forecast { lengths, services, drain_tokens_per_second, skill, queue } = &reading.forecast;
+    let steps = queue.tiers.iter().zip(0u8..).flat_map(|(steps, tier)| {
+        steps.iter().map(move |step| QueueStepRow {
+            tier,
+            start_by_us: step.start_by,
+            tokens: step.tokens,
+            requests: step.requests,
+        })
+    });
+    PolicyInputRow {
+        forecast_as_of: reading.as_of,
+        output_lengths: Some(lengths.to_vec()),
+        services: Some(services.iter().map(service_row).collect()),
+        drain_tokens_per_second: *drain_tokens_per_second,
+        skill: Some(vec![skill.first.mean, skill.first.variance, skill.whole.mean, skill.whole.variance]),
+        queue_steps: Some(steps.collect()),
+        ..row
+    }
+}
+
+/// A service time as a row has it.
+pub fn service_row((variant, time): &(String, ServiceTime)) -> ServiceInputRow {
+    fn numbers<const N: usize>(fit: LinearFit<N>) -> Vec<f64> {
+        fit.coefficients.into_iter().chain([fit.noise]).collect()
+    }
+    ServiceInputRow {
+        variant: variant.clone(),
+        chunk_tokens: time.chunk_tokens,
+        prefill: time.prefill.map(numbers),
+        decode: time.decode.map(numbers),
+    }
+}
+
+fn forecast_of(row: &PolicyInputRow) -> ForecastReading {
+    fn fit<const N: usize>(numbers: &[f64]) -> Option<LinearFit<N>> {
+        let (noise, coefficients) = numbers.split_last()?;
+        let coefficients = coefficients.try_into().ok()?;
+        Some(LinearFit { samples: 0, coefficients, covariance: [[0.0; N]; N], noise: *noise })
+    }
+    let service = |row: &ServiceInputRow| {
+        let time = ServiceTime {
+            prefill: row.prefill.as_deref().and_then(fit),
+            decode: row.decode.as_deref().and_then(fit),
+            chunk_tokens: row.chunk_tokens,
+        };
+        (row.variant.clone(), time)
+    };
+    let lengths = |tier: usize| row.output_lengths.iter().flatten().nth(tier).cloned().unwrap_or_default();
+    let steps = |tier: u8| {
+        let steps = row.queue_steps.iter().flatten().filter(|step| step.tier == tier);
+        steps.map(|s| QueueStep { start_by: s.start_by_us, tokens: s.tokens, requests: s.requests }).collect()
+    };
+    let skill = match row.skill.as_deref() {
+        Some(&[first_mean, first_variance, whole_mean, whole_variance]) => Skill {
+            first: Ratio { mean: first_mean, variance: first_variance },
+            whole: Ratio { mean: whole_mean, variance: whole_variance },
+        },
+        _ => Skill::default(),
+    };
+    let forecast = Forecast {
+        lengths: [0, 1, 2].map(lengths),
+        services: row.services.iter().flatten().map(service).collect(),
+        drain_tokens_per_second: row.drain_tokens_per_second,
+        skill,
+        queue: QueueProfile { tiers: [0, 1, 2].map(steps) },
+    };
+    ForecastReading { forecast, as_of: row.forecast_as_of }
+}
+
 /// The row of a look that moved the throttle, and nothing else.
-pub fn tick_row(now: Micros, view: &ClusterView, throttle: ThrottleState) -> PolicyInputRow {
+pub fn tick_row(now: Micros, pressure: &Pressure) -> PolicyInputRow {
+    let (throttle, queue) = (pressure.before, pressure.backlog.queue);
     PolicyInputRow {
         throttle_step: Some(throttle.step.name().into()),
         throttle_since_us: Some(throttle.since),
-        ..looked("tick", (now, view), &PrefixReading::default(), &[])
+        queued_requests: Some(queue.requests as u64),
+        queued_tokens: Some(queue.tokens),
+        queued_bytes: Some(queue.bytes),
+        drain_tokens_per_second: pressure.backlog.drain_tokens_per_second,
+        ..looked("tick", (now, &pressure.view), &PrefixReading::default(), &[])
     }
+}
+
+/// What waited when a row was read.
+pub fn backlog_of(row: &PolicyInputRow) -> Backlog {
+    let queue = QueueLoad {
+        requests: row.queued_requests.and_then(|requests| usize::try_from(requests).ok()).unwrap_or(0),
+        tokens: row.queued_tokens.unwrap_or(0),
+        bytes: row.queued_bytes.unwrap_or(0),
+    };
+    Backlog { queue, drain_tokens_per_second: row.drain_tokens_per_second }
 }
 
 /// The row of a wait that ended without a placement.

@@ -41,7 +41,23 @@ fn prefixes() -> PrefixReading {
     PrefixReading { hits, as_of: Some(200), blocks: vec![2, 0] }
 }
 
-/// Scenario: an arrival and a placement with everything in them become rows and come back.
+fn forecast() -> ForecastReading {
+    let prefill =
+        LinearFit { samples: 0, coefficients: [0.1, -0.2, 1e-300, 0.1 + 0.2], covariance: [[0.0; 4]; 4], noise: 1e-9 };
+    let time = ServiceTime { prefill: Some(prefill), decode: None, chunk_tokens: 512 };
+    let step = QueueStep { start_by: i64::MAX, tokens: u64::MAX, requests: 7 };
+    let ratio = |mean| Ratio { mean, variance: 0.3 };
+    let forecast = Forecast {
+        lengths: [vec![1, 2], Vec::new(), vec![u32::MAX]],
+        services: vec![("q8".into(), time)],
+        drain_tokens_per_second: Some(1.0 / 3.0),
+        skill: Skill { first: ratio(0.1), whole: ratio(-0.2) },
+        queue: QueueProfile { tiers: [Vec::new(), vec![step], vec![QueueStep { start_by: -1, ..step }, step]] },
+    };
+    ForecastReading { forecast, as_of: Some(300) }
+}
+
+/// Scenario: an arrival, a placement and a wait with everything in them become rows and come back.
 /// Guarantees: policies get the same inputs to the last bit; of the hashes, those up to the first miss are kept (SPEC X2).
 #[test]
 fn there_and_back() {
@@ -61,6 +77,15 @@ fn there_and_back() {
         turn: 8,
         queue: QueueLoad { requests: 2, tokens: 99, bytes: 1001 },
         bytes: 77,
+        arrived: Some(-4),
+        asked: Asked {
+            slo: SloAsk { first_token_us: Some(5), whole_us: None, per_token_us: Some(i64::MAX) },
+            tier: Some(Tier::Low),
+            tier_max: Some(Tier::High),
+        },
+        sequences: 3,
+        forecast: forecast(),
+        lot: lot_of(""),
     };
     let row = arrival.row();
     assert_eq!(ArrivalReading::from_row(&row), Some(ArrivalReading { hashes: kept.clone(), ..arrival }));
@@ -79,8 +104,17 @@ fn there_and_back() {
     };
     let row = place.row(LeaseFate::Lost, "waited");
     assert_eq!((row.lease.as_deref(), row.because.as_deref()), (Some("lost"), Some("waited")));
-    assert_eq!(PlaceReading::from_row(&row), Some(PlaceReading { hashes: kept, ..place }));
+    assert_eq!(PlaceReading::from_row(&row), Some(PlaceReading { hashes: kept.clone(), ..place }));
     assert_eq!(ArrivalReading::from_row(&row), None);
+    let wait = WaitReading {
+        place: PlaceReading { hashes: kept, ..PlaceReading::from_row(&row).unwrap() },
+        tenant: "acme".into(),
+        tenant_class: Tier::High,
+        sequences: 2,
+        forecast: forecast(),
+    };
+    assert_eq!(WaitReading::from_row(&wait.row()), Some(wait.clone()));
+    assert_eq!((ArrivalReading::from_row(&wait.row()), WaitReading::from_row(&row)), (None, None));
 }
 
 /// Scenario: a prompt whose cached prefix has more blocks than a row may hold.

@@ -57,6 +57,7 @@ pub struct Recorder {
     seq: u32,
     prompt_tokens: u32,
     output_tokens: u32,
+    first_token_at: Option<Micros>,
     cached_tokens: Option<u32>,
     /// Time of the last token of each choice.
     last_token: Vec<Option<Micros>>,
@@ -84,6 +85,7 @@ impl Recorder {
             seq: 0,
             prompt_tokens: 0,
             output_tokens: 0,
+            first_token_at: None,
             cached_tokens: None,
             last_token: Vec::new(),
             blocks: None,
@@ -113,6 +115,22 @@ impl Recorder {
     /// Variant of the model that serves the request, once one does.
     pub fn variant(&self) -> Option<&str> {
         self.variant.as_deref()
+    }
+
+    pub fn tenant(&self) -> &str {
+        &self.tenant.name
+    }
+
+    pub fn instance(&self) -> Option<InstanceId> {
+        self.instance
+    }
+
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    pub fn first_token_at(&self) -> Option<Micros> {
+        self.first_token_at
     }
 
     pub fn output_tokens(&self) -> u32 {
@@ -163,6 +181,7 @@ impl Recorder {
         self.deps.metrics.generation_tokens.inc_by(u64::from(growth.tokens));
         let previous = self.last_token.get_mut(growth.choice).and_then(|last| last.replace(now));
         let (event, gap_us) = if is_first {
+            self.first_token_at = Some(now);
             self.deps.metrics.time_to_first_token.observe(seconds(now - self.arrived));
             ("first_token", Some(now - self.arrived))
         } else {

@@ -22,6 +22,7 @@ use super::{
     recorder::Growth,
     sequence::{Piece, Sequence, SequenceEvent},
     serve::Case,
+    slo::SloEnd,
     structure::ToolReply,
 };
 
@@ -176,6 +177,7 @@ impl Running {
             // Gives the leases back before the client has read the end.
             self.events.clear();
             self.case.recorder.finished(news.finish_reason.unwrap_or(end.reason.name())).await;
+            self.case.settled(&self.gateway, SloEnd::Finished).await;
         }
         news
     }
@@ -184,6 +186,8 @@ impl Running {
         self.open = 0;
         self.events.clear();
         self.case.recorder.failed(&error).await;
+        let end = if error == ApiError::DeadlinePassed { SloEnd::Late } else { SloEnd::Failed };
+        self.case.settled(&self.gateway, end).await;
         error
     }
 }

@@ -6,6 +6,9 @@
 //! compared with what was shown and not shown twice; the seed makes it the same, and if it differs the sequence ends with an
 //! error rather than a wrong text.
 //!
+//! A sequence that is dropped before its end is cancelled, and its lease comes back when the instance has confirmed that nothing
+//! of it is left, at the latest after [`CONFIRM_MAX`].
+//!
 //! Bounds: [`MOVES_MAX`] moves; each waits `policy.queue.wait_max` for room at most. Memory: the emitted tokens.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -29,6 +32,10 @@ use engine::step::TokenLogprob;
 
 /// Times a sequence may be sent to another instance.
 pub const MOVES_MAX: u32 = 4;
+
+/// A lease is held for a confirmation at most this long; an instance that hangs for longer is restarted by its supervisor, and
+/// leases of the old incarnation count no more.
+pub const CONFIRM_MAX: Duration = Duration::from_secs(30);
 
 /// A lost instance whose supervisor has not given it up by then is tried again, if there is no other.
 const FORGIVE_AFTER: Duration = Duration::from_secs(3);
@@ -100,13 +107,13 @@ pub struct Sequence {
 struct Seat {
     at: Failed,
     client: Arc<dyn InstanceClient>,
-    _lease: Arc<Lease>,
+    lease: Arc<Lease>,
 }
 
 impl Seat {
     fn of(grant: &Grant) -> Self {
         let at = Failed { instance: grant.instance, epoch: grant.epoch };
-        Self { at, client: grant.client.clone(), _lease: grant.lease.clone() }
+        Self { at, client: grant.client.clone(), lease: grant.lease.clone() }
     }
 }
 
@@ -194,6 +201,7 @@ impl Sequence {
                 FinishReason::Cancelled => {
                     return Err(Fault::Instance(InstanceError::Lost("the instance cancelled the sequence".into())));
                 }
+                FinishReason::Late => return Err(Fault::Final(ApiError::DeadlinePassed)),
                 FinishReason::Failed => {
                     let detail = finish.error.unwrap_or_else(|| "no detail".into());
                     return Err(Fault::Final(ApiError::EngineFailed(detail)));
@@ -286,12 +294,31 @@ impl Sequence {
     }
 }
 
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        let Some(stream) = self.stream.take().filter(|_| !self.has_ended) else { return };
+        // Cancels it.
+        drop(stream);
+        let (client, lease) = (self.seat.client.clone(), self.seat.lease.clone());
+        let request_id = std::mem::take(&mut self.call.request_id);
+        // Without a runtime the process is ending, and nobody reserves any more.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                // An instance that is lost has nothing to confirm: its leases are replaced with it.
+                let _ = tokio::time::timeout(CONFIRM_MAX, client.cancel(&request_id)).await;
+                drop(lease);
+            });
+        }
+    }
+}
+
 fn gave_up(error: InstanceError) -> ApiError {
     match error {
         InstanceError::Busy(detail) => ApiError::Overloaded {
             reason: RejectReason::QueueFull,
             retry_after: Duration::from_secs(2),
             message: format!("Every instance is busy ({detail}). Please try again later."),
+            outlook: None,
         },
         InstanceError::Refused(detail) => ApiError::EngineRefused(detail),
         InstanceError::Lost(detail) => ApiError::InstanceLost(detail),

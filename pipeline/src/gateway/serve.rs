@@ -17,14 +17,19 @@ use super::{
     instances::GenerateCall,
     parse::ParsedRequest,
     prepare::Prepared,
-    reading::{ArrivalReading, LeaseFate, PlaceReading, wait_over_row},
+    reading::{ArrivalReading, ForecastReading, LeaseFate, PlaceReading, wait_over_row},
     recorder::{Recorder, RequestArrival},
     registry::Model,
     sequence::{Sequence, SequencePlan},
+    slo::{SloCase, SloEnd},
+    waiting::{Waited, wait_for_grant},
 };
 use crate::{
+    config::Mode,
+    ids::Micros,
     policy::{
-        Admission, Arrival, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict, decide,
+        Admission, Arrival, Asked, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict,
+        decide, lot_of,
     },
     rows::PolicyInputRow,
 };
@@ -35,6 +40,9 @@ pub struct Case {
     pub recorder: Recorder,
     /// Id of the newest decision, for the response's header.
     pub decision_id: String,
+    /// What its headers ask for, as far as its key allows.
+    pub asked: Asked,
+    pub(super) slo: Option<SloCase>,
     classified: Option<Classified>,
     pressure: Option<Pressure>,
     prompt_tokens: u32,
@@ -42,7 +50,7 @@ pub struct Case {
     predicted_hit_tokens: u32,
     turns: u32,
     /// What was read for the decision under way.
-    readings: Vec<PolicyInputRow>,
+    pub(super) readings: Vec<PolicyInputRow>,
 }
 
 impl Case {
@@ -51,6 +59,8 @@ impl Case {
             tenant,
             recorder,
             decision_id: super::recorder::UNCLASSED.into(),
+            asked: Asked::default(),
+            slo: None,
             classified: None,
             pressure: None,
             prompt_tokens: 0,
@@ -76,6 +86,7 @@ impl Case {
             max_tokens: self.max_tokens,
             predicted_hit_tokens: self.predicted_hit_tokens,
             turns: self.turns,
+            slo: self.slo.as_ref().map(|slo| &slo.seen),
         };
         let row = decision::row(gateway.deps.clock.now(), decision::new_id("dec"), &inputs, outcome);
         self.decision_id = row.decision_id.clone();
@@ -119,10 +130,40 @@ impl Case {
         candidates: &[CandidateCost],
     ) -> ApiError {
         let tier = self.classified.as_ref().map(|classified| classified.tier);
-        let error = decision::overloaded(refusal, tier, self.recorder.model());
+        let outlook = self.slo.as_ref().and_then(|slo| slo.seen.outlook.as_ref());
+        let error = decision::overloaded(refusal, (tier, outlook), self.recorder.model());
         self.decided(gateway, Outcome::Reject { error: &error, candidates }).await;
         self.recorder.rejected(&error).await;
+        if refusal.0 == RejectReason::PredictedMiss {
+            self.settled(gateway, SloEnd::Refused).await;
+        }
         error
+    }
+
+    /// It got its lease: what it takes from here is predicted once more.
+    pub(super) fn started(&mut self, gateway: &Gateway, grant: &Grant) {
+        if let Some(slo) = &mut self.slo {
+            slo.started(gateway, grant, (&self.tenant.name, self.tenant.class));
+        }
+    }
+
+    /// The request has ended: how its deadline fared is a row, and teaches.
+    pub async fn settled(&mut self, gateway: &Gateway, end: SloEnd) {
+        let Some(slo) = &self.slo else { return };
+        let now = gateway.deps.clock.now();
+        gateway.dispatcher.learn(&slo.model, |learnt| slo.teach(&self.recorder, (end, now), learnt));
+        let row = slo.row(&self.recorder, (end, now));
+        gateway.deps.events.slo(row).await;
+    }
+
+    /// By when it must start for others to let it go first; `None`: deadlines do not count.
+    pub(super) fn start_by(&self) -> Option<Micros> {
+        let SloCase { seen, model, .. } = self.slo.as_ref()?;
+        let due = seen.deadline.whole.map_or(seen.deadline.first_token, |whole| whole.min(seen.deadline.first_token));
+        match model.policy.deadline.mode {
+            Mode::On => Some(seen.outlook.map_or(due, |outlook| outlook.start_by)),
+            Mode::Off => None,
+        }
     }
 }
 
@@ -136,6 +177,8 @@ pub struct Ask {
     /// Block hashes, a list a prompt.
     pub hashes: Vec<Vec<u64>>,
     pub turns: u32,
+    /// Sequences that it runs.
+    pub sequences: u32,
     /// What it holds in memory while it waits.
     pub bytes: u64,
 }
@@ -153,6 +196,7 @@ pub async fn serve(
         max_tokens: total_max_tokens(prepared, request.common.samples),
         hashes: prepared.prompts.iter().map(|prompt| prompt.hashes.clone()).collect(),
         turns: request.turns,
+        sequences: (prepared.prompts.len() as u32).saturating_mul(request.common.samples),
         bytes: held_bytes(request, prepared),
     };
     let (mut demand, verdict) = decide_case(gateway, case, ask).await;
@@ -168,13 +212,17 @@ pub async fn serve(
     case.recorder.arrived(arrival).await;
     let grant = seat(gateway, case, &mut demand, &verdict).await?;
     case.recorder.dispatched(&grant.placement).await;
-    let source = Plans { request, prepared, demand: &demand, request_id: case.recorder.request_id() };
+    case.started(gateway, &grant);
+    let deadline = &demand.model.policy.deadline;
+    let drop_at = case.slo.as_ref().and_then(|slo| deadline.drop_at(&slo.seen.deadline));
+    let source = Plans { request, prepared, demand: &demand, drop_at, request_id: case.recorder.request_id() };
     let plans = source.make();
     let starts = plans.into_iter().map(|plan| Sequence::start(&gateway.deps, &gateway.dispatcher, plan, &grant));
     match try_join_all(starts).await {
         Ok(sequences) => Ok(sequences),
         Err(error) => {
             case.recorder.failed(&error).await;
+            case.settled(gateway, SloEnd::Failed).await;
             Err(error)
         }
     }
@@ -189,6 +237,9 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         model: model.clone(),
         tier: Tier::Low,
         tenant: case.tenant.name.as_str().into(),
+        tenant_class: case.tenant.class,
+        sequences: ask.sequences.max(1),
+        start_by: None,
         bytes: ask.bytes,
         variants: Vec::new().into(),
         prompt_tokens: ask.prompt_tokens,
@@ -207,8 +258,13 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         tenant: case.tenant.name.clone(),
         tenant_class: case.tenant.class,
         turn: gateway.dispatcher.turn(model),
-        queue: gateway.dispatcher.load_of(model),
+        queue: pressure.backlog.queue,
         bytes: demand.bytes,
+        arrived: Some(case.recorder.arrived_at()),
+        asked: case.asked,
+        sequences: demand.sequences,
+        forecast: forecast_on_arrival(gateway, case, (&pressure, now), &demand),
+        lot: lot_of(case.recorder.request_id()),
     };
     let verdict = decide_by(&reading, &pressure, model.name(), &model.policy);
     demand.tier = verdict.classified.tier;
@@ -218,9 +274,25 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     case.max_tokens = demand.max_tokens;
     case.predicted_hit_tokens = verdict.predicted_hit_tokens.unwrap_or(0);
     case.turns = ask.turns;
+    case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, reading.lot));
+    demand.start_by = case.start_by();
     case.classified = Some(verdict.classified.clone());
     case.pressure = Some(pressure);
     (demand, verdict)
+}
+
+fn forecast_on_arrival(
+    gateway: &Gateway,
+    case: &Case,
+    (pressure, now): (&Pressure, Micros),
+    demand: &Demand,
+) -> ForecastReading {
+    let of = (case.tenant.name.as_str(), case.tenant.class);
+    let look = (pressure.view.as_ref(), now);
+    let mut reading = gateway.dispatcher.forecast(&demand.model, look, of, demand.prompt_tokens);
+    // One look at the drain for throttle and outlook.
+    reading.forecast.drain_tokens_per_second = pressure.backlog.drain_tokens_per_second;
+    reading
 }
 
 /// What the policies say to a reading and the throttle it led to.
@@ -245,6 +317,11 @@ pub fn decide_by(
         turn: reading.turn,
         queue: reading.queue,
         bytes: reading.bytes,
+        arrived: reading.arrived,
+        asked: reading.asked,
+        sequences: reading.sequences,
+        forecast: &reading.forecast.forecast,
+        lot: reading.lot,
     };
     decide(&arrival, policy)
 }
@@ -291,21 +368,26 @@ async fn wait(
     let because = decision::queue_reason(before, demand.size());
     case.decided(gateway, Outcome::Queue { candidates, because }).await;
     case.recorder.queued().await;
-    let wait_max = gateway.deps.config.policy.queue.wait_max;
     let began = gateway.deps.clock.now();
-    let grant = place.wait(wait_max).await;
+    let waited = wait_for_grant(gateway, case, (demand, &mut place)).await;
     drop(place);
     let now = gateway.deps.clock.now();
     let waited_us = now - began;
+    if let Some(slo) = &mut case.slo {
+        slo.wait_us = waited_us;
+    }
     gateway.deps.metrics.queue_wait.observe(waited_us as f64 / 1e6);
     let because = format!("waited {} ms", waited_us / 1000);
-    match grant {
-        Some(grant) => {
+    match waited {
+        Waited::Granted(grant) => {
             case.readings.push(grant.reading.row(LeaseFate::Reserved, &because));
             case.decided(gateway, Outcome::Admit { placement: &grant.placement, because }).await;
             Ok(grant)
         }
-        None => {
+        Waited::GivenUp(retry_after) => {
+            Err(case.overloaded(gateway, (RejectReason::PredictedMiss, retry_after), candidates).await)
+        }
+        Waited::TooLong => {
             case.readings.push(wait_over_row(now, because));
             Err(case.overloaded(gateway, decision::WAITED_TOO_LONG, candidates).await)
         }
@@ -317,6 +399,8 @@ struct Plans<'a> {
     request: &'a ParsedRequest,
     prepared: &'a Prepared,
     demand: &'a Demand,
+    /// When the engine may drop them.
+    drop_at: Option<Micros>,
     request_id: &'a str,
 }
 
@@ -344,7 +428,8 @@ impl Plans<'_> {
                         stop_strings: common.stop_strings.clone(),
                     },
                     lane: if self.demand.tier == Tier::High { Lane::L1 } else { Lane::L2 },
-                    deadline: None,
+                    deadline: self.demand.start_by,
+                    drop_at: self.drop_at,
                     cache_salt: model.cache_salt,
                     sampling_offset: 0,
                     class: Some(engine::request::RequestClass(self.demand.tier.number())),
@@ -353,6 +438,9 @@ impl Plans<'_> {
                     model: model.clone(),
                     tier: self.demand.tier,
                     tenant: self.demand.tenant.clone(),
+                    tenant_class: self.demand.tenant_class,
+                    sequences: 1,
+                    start_by: self.demand.start_by,
                     bytes: 0,
                     variants: self.demand.variants.clone(),
                     prompt_tokens: prompt.tokens.len() as u32,

@@ -25,6 +25,8 @@ pub enum RejectReason {
     NoInstance,
     /// It waited `policy.queue.wait_max`.
     WaitedTooLong,
+    /// It would not make its deadline on any instance.
+    PredictedMiss,
 }
 
 impl RejectReason {
@@ -34,6 +36,7 @@ impl RejectReason {
             RejectReason::QueueFull => "queue_full",
             RejectReason::NoInstance => "no_instance",
             RejectReason::WaitedTooLong => "waited_too_long",
+            RejectReason::PredictedMiss => "predicted_miss",
         }
     }
 }
@@ -78,6 +81,8 @@ pub struct AdmitState {
     pub queue: QueueLoad,
     /// The signal throttling read; sets how long a refused client should stay away.
     pub saturation: Option<f64>,
+    /// Tokens a second that leave the queue, where that is known.
+    pub drain_tokens_per_second: Option<f64>,
 }
 
 /// Tokens a request may hold: its prompt and all it may generate.
@@ -90,9 +95,12 @@ pub fn admit(request: &AdmitRequest, state: &AdmitState, policy: &config::Policy
     if state.serving == 0 {
         return Admission::Reject { reason: RejectReason::NoInstance, retry_after: clamp(Duration::from_secs(5)) };
     }
-    if state.step.refuses(request.tier) {
+    let context_left = policy.throttle.shrink_context_tokens.saturating_sub(request.prompt_tokens);
+    let is_too_long = state.step >= ThrottleStep::Shrink && context_left == 0;
+    if state.step.refuses(request.tier) || is_too_long {
         // A step can be left after one dwell time at the earliest, and each step takes another.
-        let excess = ThrottleStep::ALL.iter().filter(|step| **step <= state.step && step.refuses(request.tier)).count();
+        let holds = |step: &ThrottleStep| step.refuses(request.tier) || (is_too_long && *step >= ThrottleStep::Shrink);
+        let excess = ThrottleStep::ALL.iter().filter(|step| **step <= state.step && holds(step)).count();
         let steps = u32::try_from(excess).unwrap_or(1);
         return Admission::Reject {
             reason: RejectReason::Throttled,
@@ -100,7 +108,7 @@ pub fn admit(request: &AdmitRequest, state: &AdmitState, policy: &config::Policy
         };
     }
     let max_tokens = match state.step >= ThrottleStep::Shrink {
-        true => request.max_tokens.min(policy.throttle.shrink_max_tokens),
+        true => request.max_tokens.min(policy.throttle.shrink_max_tokens).min(context_left),
         false => request.max_tokens,
     };
     if state.queue.requests == 0 && state.has_room {
@@ -108,13 +116,19 @@ pub fn admit(request: &AdmitRequest, state: &AdmitState, policy: &config::Policy
     }
     let size = EntrySize { tokens: token_cost(request.prompt_tokens, max_tokens), bytes: request.bytes };
     if !policy.queue.has_room(state.queue, size) {
-        let drain = policy.throttle.queue_seconds_full * state.saturation.unwrap_or(1.0).clamp(0.0, 10.0);
-        return Admission::Reject {
-            reason: RejectReason::QueueFull,
-            retry_after: clamp(Duration::from_secs_f64(drain)),
-        };
+        let usual = policy.throttle.queue_seconds_full * state.saturation.unwrap_or(1.0).clamp(0.0, 10.0);
+        let drain = state.drain_tokens_per_second.filter(|rate| *rate > 0.0);
+        let drain = drain.map_or(usual, |rate| state.queue.tokens as f64 / rate);
+        return Admission::Reject { reason: RejectReason::QueueFull, retry_after: retry_after(drain) };
     }
     Admission::Queue { max_tokens }
+}
+
+/// A client that was refused should stay away for so many seconds.
+pub fn retry_after(seconds: f64) -> Duration {
+    let most = RETRY_MAX.as_secs_f64();
+    let seconds = if seconds.is_finite() { seconds.clamp(0.0, most) } else { most };
+    clamp(Duration::from_secs_f64(seconds))
 }
 
 fn clamp(retry_after: Duration) -> Duration {
@@ -129,7 +143,14 @@ mod tests {
     use crate::policy::test_policy;
 
     fn state(step: ThrottleStep) -> AdmitState {
-        AdmitState { step, serving: 1, has_room: true, queue: QueueLoad::default(), saturation: Some(0.9) }
+        AdmitState {
+            step,
+            serving: 1,
+            has_room: true,
+            queue: QueueLoad::default(),
+            saturation: Some(0.9),
+            drain_tokens_per_second: None,
+        }
     }
 
     fn ask(tier: Tier) -> AdmitRequest {
@@ -165,6 +186,26 @@ mod tests {
         .assert_eq(&table.join("\n"));
     }
 
+    /// Scenario: prompts near and above the longest context that step `shrink` leaves.
+    /// Guarantees: the answer is cut to what is left of it, and a prompt that leaves none is refused; before, nothing is.
+    #[test]
+    fn long_contexts_shrink() {
+        let mut policy = test_policy();
+        policy.throttle.shrink_context_tokens = 1000;
+        let of = |step, prompt_tokens| match admit(
+            &AdmitRequest { prompt_tokens, ..ask(Tier::High) },
+            &state(step),
+            &policy,
+        ) {
+            Admission::Admit { max_tokens } => format!("{max_tokens}"),
+            Admission::Reject { reason, retry_after } => format!("{} {retry_after:?}", reason.name()),
+            Admission::Queue { .. } => "queue".into(),
+        };
+        assert_eq!([of(ThrottleStep::Shrink, 100), of(ThrottleStep::Shrink, 900)], ["256", "100"]);
+        assert_eq!(of(ThrottleStep::Shrink, 1000), "throttled 2s");
+        assert_eq!(of(ThrottleStep::ThrottleMedium, 100_000), "1000");
+    }
+
     /// Scenario: no instance; no room; something waits already; the queue at its bounds.
     /// Guarantees: each has its own named answer, and at the bound it is a refusal.
     #[test]
@@ -185,13 +226,29 @@ mod tests {
         assert_eq!(reason(waits(1, 1, policy.queue.bytes_max.as_u64())), "queue_full");
     }
 
+    /// Scenario: a full queue whose drain is known, or unknown.
+    /// Guarantees: a refused client is told the time in which what waits will have left, within bounds.
+    #[test]
+    fn retry_after_is_the_drain() {
+        let policy = test_policy();
+        let queue = QueueLoad { requests: policy.queue.requests_max, tokens: 30_000, bytes: 1 };
+        let after = |drain_tokens_per_second| {
+            let state = AdmitState { queue, drain_tokens_per_second, ..state(ThrottleStep::Open) };
+            match admit(&ask(Tier::High), &state, &policy) {
+                Admission::Reject { retry_after, .. } => retry_after.as_secs(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([after(Some(3000.0)), after(Some(0.1)), after(Some(1e9)), after(None)], [10, 60, 1, 27]);
+    }
+
     proptest! {
         /// Scenario: any state of the entry.
         /// Guarantees: a better tier is never refused where a worse one is let in (no priority inversion).
         #[test]
         fn a_better_tier_fares_no_worse(step in 0usize..6, serving in 0usize..3, room: bool, waits in 0usize..1100) {
             let state = AdmitState {
-                step: ThrottleStep::ALL[step], serving, has_room: room, saturation: None,
+                step: ThrottleStep::ALL[step], serving, has_room: room, saturation: None, drain_tokens_per_second: None,
                 queue: QueueLoad { requests: waits, tokens: waits as u64 * 4000, bytes: waits as u64 * 20_000 },
             };
             let policy = test_policy();

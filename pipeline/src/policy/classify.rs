@@ -1,5 +1,5 @@
-//! Tier of a request (SPEC A1): uncached prompt length sets it, a long cached conversation raises it by one, the tenant's
-//! class bounds it.
+//! Tier of a request (SPEC A1): uncached prompt length sets it, a long cached conversation raises it by one, its sender may
+//! ask for a worse one (or for any, where its key says so), the tenant's class bounds it.
 //!
 //! Invariants: the tier is never above the tenant's class; more cached tokens never lower it; unknown hits are not taken
 //! for cached ones, and the reason says that they are unknown. Constant time, no state.
@@ -91,6 +91,10 @@ pub struct ClassifyRequest {
     pub turns: u32,
     /// Best tier the tenant may have.
     pub tenant_class: Tier,
+    /// The tier its sender chose, whose key allows that.
+    pub asked: Option<Tier>,
+    /// Its sender wants no better one.
+    pub asked_max: Option<Tier>,
 }
 
 /// A tier and why.
@@ -124,8 +128,12 @@ pub fn classify(request: &ClassifyRequest, config: &TierConfig) -> Classified {
     } else {
         by_length
     };
-    let tier = raised.min(request.tenant_class);
-    if tier < raised {
+    let asked = request.asked.or(request.asked_max.filter(|most| *most < raised)).unwrap_or(raised);
+    if asked != raised {
+        reason.push_str(&format!("; {} asked for", asked.name()));
+    }
+    let tier = asked.min(request.tenant_class);
+    if tier < asked {
         reason.push_str(&format!("; bounded by the tenant's class {}", request.tenant_class.name()));
     }
     Classified { tier, reason }
@@ -143,7 +151,9 @@ mod tests {
 
     fn check(request: (u32, Option<u32>, u32, Tier), expected: Expect) {
         let (prompt_tokens, predicted_hit_tokens, turns, tenant_class) = request;
-        let got = classify(&ClassifyRequest { prompt_tokens, predicted_hit_tokens, turns, tenant_class }, &CONFIG);
+        let request =
+            ClassifyRequest { prompt_tokens, predicted_hit_tokens, turns, tenant_class, asked: None, asked_max: None };
+        let got = classify(&request, &CONFIG);
         expected.assert_eq(&format!("{}: {}", got.tier.name(), got.reason));
     }
 
@@ -172,9 +182,12 @@ mod tests {
         /// Scenario: any request.
         /// Guarantees: never above the tenant's class; a better hit never lowers the tier; the same as counting levels.
         #[test]
-        fn tier_is_bounded_and_monotone(prompt in 0u32..20_000, hit in 0u32..25_000, turns in 0u32..6, class in tiers()) {
+        fn tier_is_bounded_and_monotone(
+            prompt in 0u32..20_000, hit in 0u32..25_000, turns in 0u32..6, class in tiers(),
+            asked in prop::option::of(tiers()), asked_max in prop::option::of(tiers()),
+        ) {
             let ask = |hit| ClassifyRequest {
-                prompt_tokens: prompt, predicted_hit_tokens: hit, turns, tenant_class: class,
+                prompt_tokens: prompt, predicted_hit_tokens: hit, turns, tenant_class: class, asked, asked_max,
             };
             let got = classify(&ask(Some(hit)), &CONFIG).tier;
             prop_assert!(got <= class);
@@ -184,7 +197,12 @@ mod tests {
             let mut level = 1 + i32::from(prompt - known <= 1000) - i32::from(prompt - known >= 6000);
             if prompt > 0 && turns >= 3 && known * 2 >= prompt { level += 1; }
             let twin = [Tier::Low, Tier::Medium, Tier::High][level.clamp(0, 2) as usize];
-            prop_assert_eq!(got, twin.min(class));
+            let wanted = match (asked, asked_max) {
+                (Some(asked), _) => asked,
+                (None, Some(most)) => twin.min(most),
+                (None, None) => twin,
+            };
+            prop_assert_eq!(got, wanted.min(class));
         }
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::{ConfigError, Mode, require},
     ids::Micros,
-    policy::Tier,
+    policy::{Chances, Tier},
 };
 
 /// What becomes of a sequence that runs past the deadline of its whole answer.
@@ -90,6 +90,11 @@ impl DeadlineConfig {
         require(is_share, "policy.deadline.start_min", self.start_min, "a share above 0 and below 1")?;
         let is_share = (0.0..=1.0).contains(&self.trial_share);
         require(is_share, "policy.deadline.trial_share", self.trial_share, "a share from 0 to 1")
+    }
+
+    /// The chances that decide about a tier.
+    pub fn chances(&self, tier: Tier) -> Chances {
+        Chances { start: self.start_min, refuse: self.meet_min.of(tier) }
     }
 
     /// Sequences with this deadline are dropped by the engine from this time on.
@@ -177,8 +182,7 @@ mod tests {
     const SECOND: i64 = 1_000_000;
 
     fn config() -> DeadlineConfig {
-        let target =
-            Target { first_token: Duration::from_secs(2), per_token: Duration::from_millis(100) };
+        let target = Target { first_token: Duration::from_secs(2), per_token: Duration::from_millis(100) };
         DeadlineConfig { targets: ByTier { high: target, medium: target, low: target }, ..test_policy().deadline }
     }
 

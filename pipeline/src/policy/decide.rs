@@ -5,13 +5,18 @@
 //! what the gateway called. The throttle is moved before, by [`press`], since its state is shared by all requests.
 //! Cost: that of one routing. No state.
 
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
+
 use crate::{
     config,
     ids::Micros,
     policy::{
-        Admission, AdmitRequest, AdmitState, CandidateCost, Classified, ClassifyRequest, ClusterView, Placement,
-        PrefixHits, QueueLoad, RequestClass, RouteRejection, RouteRequest, ThrottleState, Tier, admit, choose_variant,
-        classify, is_one_of, longest_of, next_step, route, saturation,
+        Admission, AdmitRequest, AdmitState, Backlog, CandidateCost, Classified, ClassifyRequest, ClusterView,
+        Deadline, DeadlineConfig, Forecast, Outlook, OutlookRequest, Placement, PrefixHits, QueueLoad, RejectReason,
+        RequestClass, RouteRejection, RouteRequest, SloAsk, ThrottleState, Tier, Wait, admit, choose_variant, classify,
+        deadline_of, is_one_of, longest_of, next_step, outlook, retry_after, route, saturation,
     },
 };
 
@@ -36,6 +41,33 @@ pub struct Arrival<'a> {
     pub queue: QueueLoad,
     /// Memory it holds while it waits.
     pub bytes: u64,
+    /// `None`: a row of an earlier version, which knew no deadlines.
+    pub arrived: Option<Micros>,
+    pub asked: Asked,
+    pub sequences: u32,
+    pub forecast: &'a Forecast,
+    /// From 0 to 1, by the request's id: below `policy.deadline.trial_share` a would-be refusal is let through to see.
+    pub lot: f64,
+}
+
+/// What its sender asks for, as far as its key allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Asked {
+    pub slo: SloAsk,
+    /// The tier it wants; its key lets it choose.
+    pub tier: Option<Tier>,
+    /// It wants no better tier than this.
+    pub tier_max: Option<Tier>,
+}
+
+/// A request's deadline and what is expected of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SloSeen {
+    pub deadline: Deadline,
+    /// `None`: too little is known.
+    pub outlook: Option<Outlook>,
+    /// It would have been refused, and was let through to see what becomes of it.
+    pub is_trial: bool,
 }
 
 /// What the policies say.
@@ -49,6 +81,7 @@ pub struct Verdict {
     /// Where routing would place it now; nothing is reserved.
     pub preview: Result<Placement, RouteRejection>,
     pub admission: Admission,
+    pub slo: Option<SloSeen>,
 }
 
 impl Verdict {
@@ -62,14 +95,14 @@ impl Verdict {
     }
 }
 
-/// The saturation signal of a view, and the throttle after it was looked at once.
+/// The saturation signal of a view and of what waits, and the throttle after it was looked at once.
 pub fn press(
-    view: &ClusterView,
+    (view, now): (&ClusterView, Micros),
+    backlog: &Backlog,
     throttle: ThrottleState,
-    now: Micros,
     policy: &config::Policy,
 ) -> (Option<f64>, ThrottleState) {
-    let level = saturation(view, policy);
+    let level = saturation(view, backlog, policy);
     (level, next_step(throttle, level, now, &policy.throttle))
 }
 
@@ -84,6 +117,8 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
         predicted_hit_tokens: hit,
         turns: arrival.turns,
         tenant_class: arrival.tenant_class,
+        asked: arrival.asked.tier,
+        asked_max: arrival.asked.tier_max,
     };
     let classified = classify(&asked, &policy.tiers);
     let variants = orders.order_for(RequestClass { tenant: arrival.tenant, tier: classified.tier }).to_vec();
@@ -110,6 +145,7 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
         has_room: preview.is_ok(),
         queue: arrival.queue,
         saturation: arrival.saturation,
+        drain_tokens_per_second: arrival.forecast.drain_tokens_per_second,
     };
     let ask = AdmitRequest {
         tier: classified.tier,
@@ -118,5 +154,73 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
         bytes: arrival.bytes,
     };
     let admission = admit(&ask, &state, policy);
-    Verdict { predicted_hit_tokens, classified, variants, preview, admission }
+    let mut verdict = Verdict { predicted_hit_tokens, classified, variants, preview, admission, slo: None };
+    if let Some(arrived) = arrival.arrived {
+        keep_to_deadline(arrival, arrived, policy, &mut verdict);
+    }
+    verdict
+}
+
+/// Gives the request its deadline and refuses it if it would miss it on every instance (SPEC A4 c).
+fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Policy, verdict: &mut Verdict) {
+    let tier = verdict.classified.tier;
+    let deadline = deadline_of(arrived, &arrival.asked.slo, tier, &policy.deadline);
+    let (max_tokens, wait) = match verdict.admission {
+        Admission::Admit { max_tokens } => (max_tokens, Wait::None),
+        Admission::Queue { max_tokens } => (max_tokens, Wait::Queue { weights: &policy.queue.weights, own_tokens: 0 }),
+        Admission::Reject { .. } => (arrival.max_tokens, Wait::None),
+    };
+    let request = OutlookRequest {
+        now: arrival.now,
+        deadline: &deadline,
+        tier,
+        prompt_tokens: arrival.prompt_tokens,
+        max_tokens: max_tokens / arrival.sequences.max(1),
+        sequences: arrival.sequences,
+        candidates: verdict.candidates(),
+        view: arrival.view,
+        wait,
+    };
+    let found = outlook(&request, arrival.forecast, policy.deadline.chances(tier));
+    let mut seen = SloSeen { deadline, outlook: found, is_trial: false };
+    if !matches!(verdict.admission, Admission::Reject { .. }) {
+        match judge(&seen, (tier, arrival.lot), &policy.deadline) {
+            Judgement::Keep => {}
+            Judgement::Try => seen.is_trial = true,
+            Judgement::Refuse { retry_after } => {
+                verdict.admission = Admission::Reject { reason: RejectReason::PredictedMiss, retry_after };
+            }
+        }
+    }
+    verdict.slo = Some(seen);
+}
+
+/// What a chance comes to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Judgement {
+    Keep,
+    /// It would be refused; its lot says that it is let through to see.
+    Try,
+    Refuse {
+        retry_after: Duration,
+    },
+}
+
+/// Refuse, or not (SPEC A4 c). A request that is let through to see is let through to the end.
+pub fn judge(seen: &SloSeen, (tier, lot): (Tier, f64), config: &DeadlineConfig) -> Judgement {
+    let Some(outlook) = seen.outlook.filter(|outlook| outlook.meet < config.meet_min.of(tier)) else {
+        return Judgement::Keep;
+    };
+    if config.mode == config::Mode::Off || seen.is_trial {
+        return Judgement::Keep;
+    }
+    match lot < config.trial_share {
+        true => Judgement::Try,
+        false => Judgement::Refuse { retry_after: retry_after(outlook.excess_seconds) },
+    }
+}
+
+/// The lot of a request, from its id.
+pub fn lot_of(request_id: &str) -> f64 {
+    (xxh3_64(request_id.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
 }

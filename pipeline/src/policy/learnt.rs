@@ -166,6 +166,14 @@ impl Reliability {
     }
 }
 
+/// All of it.
+#[derive(Debug, Clone, Default)]
+pub struct Learnt {
+    pub drain: DrainMeter,
+    pub skill: SkillMeter,
+    pub reliability: Reliability,
+}
+
 /// Was the deadline met?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Met {

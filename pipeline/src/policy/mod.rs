@@ -8,14 +8,19 @@
 //! | `throttle` | stepped throttling (SPEC A2) |
 //! | `admit` | admit, queue or reject |
 //! | `decide` | all that is asked of policies when a request arrives, in one call |
-//! | `queue` | weighted order of what waits (SPEC A3) |
+//! | `queue` | order of what waits: weighted between tiers, even between tenants, least slack inside (SPEC A3) |
+//! | `deadline`, `outlook` | by when a request must be answered, and the chance that it is (SPEC A4) |
+//! | `learnt` | how fast the queue drains, and how predictions fare |
 //! | `variant` | which precision of the model serves (SPEC D1) |
 //! | `route` | the instance with the least predicted seconds (SPEC C4), the baselines, and the safe policy |
 
 mod admit;
 mod classify;
+mod deadline;
 mod decide;
 mod hits;
+mod learnt;
+mod outlook;
 mod queue;
 mod route;
 mod throttle;
@@ -24,8 +29,11 @@ mod view;
 
 pub use admit::*;
 pub use classify::*;
+pub use deadline::*;
 pub use decide::*;
 pub use hits::*;
+pub use learnt::*;
+pub use outlook::*;
 pub use queue::*;
 pub use route::*;
 pub use throttle::*;
@@ -39,6 +47,7 @@ pub(crate) fn validate(policy: &config::Policy) -> Result<(), ConfigError> {
     policy.tiers.validate()?;
     policy.throttle.validate()?;
     policy.queue.validate()?;
+    policy.deadline.validate()?;
     policy.route.validate()
 }
 
@@ -69,6 +78,8 @@ mod tests {
             refusal(|policy| policy.queue.weights.low = 0),
             refusal(|policy| policy.queue.weights.low = 9),
             refusal(|policy| policy.queue.aging = std::time::Duration::from_secs(121)),
+            refusal(|policy| policy.deadline.meet_min.low = 0.99),
+            refusal(|policy| policy.deadline.targets.high.first_token = std::time::Duration::ZERO),
             refusal(|policy| policy.route.lease_tokens_max = 0),
             refusal(|policy| policy.route.default_prefill_tokens_per_second = -1.0),
         ];
@@ -79,6 +90,8 @@ mod tests {
             policy.queue.weights = { high = 8, medium = 3, low = 0 }: expected weights from 1 to 1000: no tier may starve
             policy.queue.weights = { high = 8, medium = 3, low = 9 }: expected high >= medium >= low
             policy.queue.aging = 121s: expected at most policy.queue.wait_max
+            policy.deadline.meet_min = 0.99: expected a share from 0 to policy.deadline.start_min
+            policy.deadline.targets = { first_token = 0ns, per_token = 250ms }: expected first_token above 0 and at most 1day
             policy.route.lease_tokens_max = 0: expected at least 1
             policy.route.default_prefill_tokens_per_second = -1: expected a rate above 0"#]]
         .assert_eq(&lines.join("\n"));

@@ -8,7 +8,7 @@
 //! chance. Cost: candidates are looked at in order until one makes it as good as certainly, usually the first; a request that
 //! none can serve in time costs [`LENGTHS`] predictions for each. No state.
 
-use operators::{DecodeWork, PrefillWork, Prediction, ServiceTime};
+use operators::{DecodeWork, Prediction, PrefillWork, ServiceTime};
 
 use crate::{
     ids::Micros,
@@ -77,6 +77,9 @@ pub struct Outlook {
     /// Mean seconds from now to the first token and to the end there.
     pub first_token_seconds: f64,
     pub whole_seconds: f64,
+    /// Seconds from now to when the first token is due, and the whole answer, were it of mean length.
+    pub first_token_due_seconds: f64,
+    pub whole_due_seconds: Option<f64>,
     /// The latest start that is worth it; before now, if none is any more.
     pub start_by: Micros,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
@@ -97,22 +100,25 @@ pub struct Run {
 impl Run {
     /// `None`: the service time of its variant is not known.
     pub fn of(request: &OutlookRequest<'_>, cost: &CandidateCost, forecast: &Forecast) -> Option<Run> {
-        let instance = request.view.instances.iter().find(|instance| instance.instance == cost.instance)?;
-        let (_, service) = forecast.services.iter().find(|(variant, _)| *variant == instance.variant)?;
+        let instances = &request.view.instances;
+        let place = instances.binary_search_by_key(&cost.instance, |instance| instance.instance).ok()?;
+        let instance = &instances[place];
+        let (_, service) = forecast.services.iter().find(|(variant, _)| **variant == *instance.variant)?;
         let engine = instance.engine.as_ref().filter(|_| request.view.mode.is_usable());
         let seen = engine.map_or(0, |engine| engine.running.saturating_add(engine.waiting));
         let beside = seen.max(instance.leased_requests);
         let cached_tokens = cost.hit_tokens.min(request.prompt_tokens);
         let uncached_tokens = request.prompt_tokens - cached_tokens;
         let prefill = service.prefill(&PrefillWork { uncached_tokens, cached_tokens, beside })?;
-        let first = Prediction { mean: prefill.mean + cost.queue_seconds, variance: prefill.variance };
+        let before = cost.queue.seconds + cost.fetch.seconds;
+        let first = Prediction { mean: prefill.mean + before, variance: prefill.variance };
         Some(Run {
             first,
             service: *service,
             sequences: beside.saturating_add(request.sequences),
             context_tokens: engine.map_or(0, |engine| engine.context_tokens) + u64::from(request.prompt_tokens),
             skill: forecast.skill,
-            drain_seconds: cost.queue_seconds,
+            drain_seconds: cost.queue.seconds,
         })
     }
 
@@ -164,13 +170,19 @@ impl Race {
         let mut before: Option<(u32, Prediction)> = None;
         for length in known {
             let length = (*length).clamp(1, request.max_tokens.max(1));
-            let whole = before.filter(|(other, _)| *other == length).map_or_else(|| run.whole(length), |(_, same)| same);
+            let whole =
+                before.filter(|(other, _)| *other == length).map_or_else(|| run.whole(length), |(_, same)| same);
             before = Some((length, whole));
             sum += whole.mean;
             wholes.extend(request.deadline.whole_by(length).map(|by| (whole, seconds(by))));
         }
         let first = (run.first(), seconds(request.deadline.first_token));
         Race { first, wholes, whole_seconds: sum / known.len() as f64 }
+    }
+
+    fn whole_due_seconds(&self) -> Option<f64> {
+        let sum: f64 = self.wholes.iter().map(|(_, due)| due).sum();
+        (!self.wholes.is_empty()).then(|| sum / self.wholes.len() as f64)
     }
 
     /// The chance after a wait.
@@ -216,7 +228,9 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         let Some(run) = Run::of(request, cost, forecast) else { continue };
         let race = Race::of(&run, request, lengths);
         let longest_wait = race.longest_wait(chances.start, 0.0);
-        let wait = wait(request, forecast, request.now + micros(longest_wait.unwrap_or(0.0)));
+        // One that is late already goes after all that are not.
+        let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
+        let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if best.as_ref().is_none_or(|other| meet > other.meet) {
             best = Some(Entry { meet, race, wait, longest_wait, drain_seconds: run.drain_seconds });
@@ -233,6 +247,8 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         wait_seconds: wait.mean,
         first_token_seconds: wait.mean + race.first.0.mean,
         whole_seconds: wait.mean + race.whole_seconds,
+        first_token_due_seconds: race.first.1,
+        whole_due_seconds: race.whole_due_seconds(),
         start_by: longest_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })

@@ -30,8 +30,10 @@ use crate::{
 };
 
 mod lane;
+mod profile;
 
 pub use lane::IDLE_MAX;
+pub use profile::{Ahead, QueueProfile, QueueStep, STEPS};
 
 /// One grant in this many goes to what waited longest.
 pub const AGED_EVERY: u32 = 4;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::{self, ConfigError, require},
     ids::Micros,
-    policy::{ClusterView, Tier},
+    policy::{ClusterView, QueueLoad, Tier},
 };
 
 /// Steps in order of severity.
@@ -25,7 +25,7 @@ pub enum ThrottleStep {
     ThrottleLow,
     /// Low and Medium are refused.
     ThrottleMedium,
-    /// … and `max_tokens` of the rest is capped.
+    /// … and `max_tokens` and context of the rest are capped.
     Shrink,
     /// High is refused too.
     ThrottleHigh,
@@ -94,7 +94,9 @@ pub struct ThrottleConfig {
     pub shrink: Threshold,
     pub throttle_high: Threshold,
     pub shrink_max_tokens: u32,
+    pub shrink_context_tokens: u32,
     pub queue_seconds_full: f64,
+    pub leased_full: f64,
 }
 
 impl ThrottleConfig {
@@ -141,6 +143,18 @@ impl ThrottleConfig {
             "at least 1",
         )?;
         require(
+            self.shrink_context_tokens >= 1,
+            "policy.throttle.shrink_context_tokens",
+            self.shrink_context_tokens,
+            "at least 1",
+        )?;
+        require(
+            self.leased_full.is_finite() && self.leased_full > 0.0,
+            "policy.throttle.leased_full",
+            self.leased_full,
+            "more than 0",
+        )?;
+        require(
             self.queue_seconds_full.is_finite() && self.queue_seconds_full > 0.0,
             "policy.throttle.queue_seconds_full",
             self.queue_seconds_full,
@@ -156,10 +170,25 @@ pub struct ThrottleState {
     pub since: Micros,
 }
 
-/// Used capacity of the instances that take requests; 1.0 is full. The largest of three shares: leased tokens (the gateway's
-/// own truth, always known), KV blocks in use and predicted queue time (from the views, where usable and reported).
-/// `None`: no instance is ready, so nothing is known.
-pub fn saturation(view: &ClusterView, policy: &config::Policy) -> Option<f64> {
+/// What waits in the gateway's own queue, and how fast it leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Backlog {
+    pub queue: QueueLoad,
+    pub drain_tokens_per_second: Option<f64>,
+}
+
+impl Backlog {
+    /// Time until what waits now has left; `None`: the drain is not known.
+    pub fn seconds(&self) -> Option<f64> {
+        self.drain_tokens_per_second.filter(|rate| *rate > 0.0).map(|rate| self.queue.tokens as f64 / rate)
+    }
+}
+
+/// Used capacity of the instances that take requests; 1.0 is full. The largest of four shares: leased tokens and time that the
+/// gateway's queue takes to drain (its own truth, known without views), KV blocks in use and predicted queue time of the
+/// engines (from the views, where usable and reported). Leases at their bound count as `leased_full`: a full batch alone is
+/// how an instance works best. `None`: no instance is ready, so nothing is known.
+pub fn saturation(view: &ClusterView, backlog: &Backlog, policy: &config::Policy) -> Option<f64> {
     let ready = || view.instances.iter().filter(|instance| instance.is_ready);
     let count = ready().count();
     if count == 0 {
@@ -167,8 +196,10 @@ pub fn saturation(view: &ClusterView, policy: &config::Policy) -> Option<f64> {
     }
     let leased: u64 = ready().map(|instance| instance.leased_tokens).sum();
     let leased_share = leased as f64 / (count as f64 * policy.route.lease_tokens_max as f64);
+    let backlog_share = backlog.seconds().map_or(0.0, |seconds| seconds / policy.throttle.queue_seconds_full);
+    let own_share = (leased_share * policy.throttle.leased_full).max(backlog_share);
     if !view.mode.is_usable() {
-        return Some(leased_share);
+        return Some(own_share);
     }
     let engines = || ready().filter_map(|instance| instance.engine.as_ref());
     let blocks_total: u64 = engines().map(|engine| u64::from(engine.blocks_total)).sum();
@@ -179,7 +210,7 @@ pub fn saturation(view: &ClusterView, policy: &config::Policy) -> Option<f64> {
         .map(|engine| engine.prefill_tokens_per_second.unwrap_or(policy.route.default_prefill_tokens_per_second))
         .sum();
     let queue_share = if rate > 0.0 { queued as f64 / rate / policy.throttle.queue_seconds_full } else { 0.0 };
-    Some(leased_share.max(blocks_share).max(queue_share))
+    Some(own_share.max(blocks_share).max(queue_share))
 }
 
 /// The step from `now` on: one step tighter at its entry threshold, one looser below its exit threshold, none within the

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::{InstanceId, ProcessEpoch},
-    policy::{EngineView, FetchTimes, InstanceView, ViewMode, test_policy},
+    policy::{Admission, AdmitRequest, AdmitState, EngineView, FetchTimes, InstanceView, ViewMode, admit, test_policy},
 };
 
 const SECOND: Micros = 1_000_000;
@@ -74,7 +74,8 @@ fn view(mode: ViewMode, engine: Option<EngineView>) -> ClusterView {
     ClusterView { mode, as_of: Some(0), instances: vec![instance], least_loaded: Vec::new() }
 }
 
-/// Scenario: leases at a quarter, blocks at a half, queue at its full seconds; views usable, stale, and no engine figures.
+/// Scenario: leases at a quarter, blocks at a half, queues at their full seconds and more; views usable, stale, and no engine
+/// figures.
 /// Guarantees: the largest known share counts; what the views cannot say is left out, and leases always count.
 #[test]
 fn saturation_is_the_largest_known_share() {
@@ -89,14 +90,21 @@ fn saturation_is_the_largest_known_share() {
         blocks_total: 100,
         ..EngineView::default()
     };
-    assert_eq!(saturation(&view(ViewMode::Exact, Some(engine)), &policy), Some(0.5));
-    assert_eq!(saturation(&view(ViewMode::Exact, None), &policy), Some(0.25));
-    assert_eq!(saturation(&view(ViewMode::Stale, Some(engine)), &policy), Some(0.25));
+    let of = |view: &ClusterView| saturation(view, &Backlog::default(), &policy);
+    let leased = Some(0.25 * policy.throttle.leased_full);
+    assert_eq!(of(&view(ViewMode::Exact, Some(engine))), Some(0.5));
+    assert_eq!(of(&view(ViewMode::Exact, None)), leased);
+    assert_eq!(of(&view(ViewMode::Stale, Some(engine))), leased);
     engine.queued_prefill_tokens = 12_000;
-    assert_eq!(saturation(&view(ViewMode::Degraded, Some(engine)), &policy), Some(1.0));
+    assert_eq!(of(&view(ViewMode::Degraded, Some(engine))), Some(1.0));
     let mut down = view(ViewMode::Exact, Some(engine));
     down.instances[0].is_ready = false;
-    assert_eq!(saturation(&down, &policy), None);
+    assert_eq!(of(&down), None);
+    let queue = QueueLoad { requests: 4, tokens: 60_000, bytes: 1 };
+    let backlog = |drain_tokens_per_second| Backlog { queue, drain_tokens_per_second };
+    let stale = view(ViewMode::Stale, None);
+    assert_eq!(saturation(&stale, &backlog(Some(1000.0)), &policy), Some(2.0), "a minute, with 30 s as full");
+    assert_eq!(saturation(&stale, &backlog(None), &policy), leased, "an unknown drain says nothing");
 }
 
 /// Scenario: a step entered below its exit, thresholds out of order, no dwell.
@@ -115,6 +123,47 @@ fn validation_names_key_and_value() {
 }
 
 proptest! {
+    /// Scenario: a square wave of any period, duty, levels and phase drives the throttle for five minutes, and a request of each
+    /// tier arrives at every tick.
+    /// Guarantees: no two changes are nearer than the dwell time, so that there are at most T / dwell + 1 of them; at no tick is
+    /// a better tier refused while a worse one is admitted, so that a better tier is never served less often (SPEC A2).
+    #[test]
+    fn a_square_wave_neither_chatters_nor_inverts_priority(
+        (period_ms, duty) in (20i64..60_000, 0.05f64..0.95), (low, high) in (0.0f64..1.4, 0.0f64..1.4), phase in 0i64..60_000,
+    ) {
+        let policy = test_policy();
+        let dwell = policy.throttle.dwell.as_micros() as Micros;
+        let mut state = ThrottleState { step: ThrottleStep::Open, since: -3600 * SECOND };
+        let (mut changes, mut served) = (Vec::new(), [0u32; 3]);
+        for tick in 0..6000 {
+            let now = tick * 50_000;
+            let at = (now / 1000 + phase) % period_ms;
+            let level = if (at as f64) < duty * period_ms as f64 { high } else { low };
+            let next = next_step(state, Some(level), now, &policy.throttle);
+            if next.step != state.step {
+                changes.push(now);
+            }
+            state = next;
+            let is_served = [Tier::High, Tier::Medium, Tier::Low].map(|tier| {
+                let request = AdmitRequest { tier, prompt_tokens: 100, max_tokens: 100, bytes: 0 };
+                let entry = AdmitState {
+                    step: state.step,
+                    serving: 1,
+                    has_room: true,
+                    queue: QueueLoad::default(),
+                    saturation: Some(level),
+                    drain_tokens_per_second: None,
+                };
+                !matches!(admit(&request, &entry, &policy), Admission::Reject { .. })
+            });
+            prop_assert!(is_served[0] >= is_served[1] && is_served[1] >= is_served[2], "{is_served:?} in {:?}", state.step);
+            served.iter_mut().zip(is_served).for_each(|(count, is_served)| *count += u32::from(is_served));
+        }
+        prop_assert!(changes.windows(2).all(|pair| pair[1] - pair[0] >= dwell), "{changes:?}");
+        prop_assert!(changes.len() as i64 <= 300 * SECOND / dwell + 1);
+        prop_assert!(served[0] >= served[1] && served[1] >= served[2], "{served:?}");
+    }
+
     /// Scenario: any signal, gaps included.
     /// Guarantees: at most one change per dwell time, each to a neighbouring step; equal to a twin that reads the rules
     /// off a table of numbers.

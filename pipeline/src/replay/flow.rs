@@ -17,12 +17,12 @@ use crate::{
     bus::{Archive, Published},
     config::Recorded,
     dataflow::{
-        Feed, FlowViews, Names, RefusedRows, engine_view, flow_config, read_prefixes, service_rows, take_rows,
-        view_mode,
+        Feed, FlowViews, ForecastRequest, Names, RefusedRows, engine_view, flow_config, read_forecast, read_prefixes,
+        service_rows, take_rows, view_mode,
     },
-    gateway::reading::{prefixes_of, view_of},
+    gateway::reading::{prefixes_of, service_row, view_of},
     ids::Micros,
-    policy::{InstanceView, ViewMode},
+    policy::{InstanceView, Tier, ViewMode},
     rows::{EPOCH_TOPICS, EpochRow, PolicyInputRow, ServiceTimeRow},
 };
 
@@ -90,6 +90,7 @@ enum Look<'a> {
     View(&'a PolicyInputRow),
     Prefixes(&'a PolicyInputRow),
     Published(&'a ServiceTimeRow),
+    Forecast(&'a PolicyInputRow),
 }
 
 impl Life {
@@ -126,6 +127,11 @@ impl Life {
             match row.view_as_of.and_then(epoch_of) {
                 Some(epoch) => looks.entry(epoch).or_default().push(Look::View(row)),
                 None => report.cannot("views: as of a time that is no end of an epoch"),
+            }
+            match row.forecast_as_of.map(epoch_of) {
+                Some(Some(epoch)) => looks.entry(epoch).or_default().push(Look::Forecast(row)),
+                Some(None) => report.cannot("forecasts: as of a time that is no end of an epoch"),
+                None => {}
             }
             match row.hits_as_of.map(epoch_of) {
                 Some(Some(epoch)) => looks.entry(epoch).or_default().push(Look::Prefixes(row)),
@@ -225,6 +231,7 @@ impl Flow {
             Look::View(row) => self.check_view(row, under, report),
             Look::Prefixes(row) => self.check_prefixes(row, under, report),
             Look::Published(row) => self.check_published(row, report),
+            Look::Forecast(row) => self.check_forecast(row, under, report),
         }
     }
 
@@ -247,6 +254,27 @@ impl Flow {
             let replayed = figures.map(|figures| engine_view(&state, *figures));
             // `{:?}` of a float names its bits: it is the shortest text that reads back to them.
             differs(format!("figures of {instance}"), format!("{engine:?}"), format!("{replayed:?}"));
+        }
+    }
+
+    fn check_forecast(&self, row: &PolicyInputRow, under: &Recorded, report: &mut Report) {
+        let (Some(tenant), Some(class)) = (&row.tenant, row.tenant_class.as_deref().and_then(Tier::from_name)) else {
+            return report.cannot("forecasts: of nobody known");
+        };
+        report.forecasts += 1;
+        let model = row.model.as_ref().unwrap_or(&under.served.model);
+        let variants = under.policy_of(model).variants.possible_for(tenant);
+        let request =
+            ForecastRequest { model, variants: &variants, tenant_class: class, prompt_tokens: row.prompt_tokens };
+        let replayed = read_forecast(&self.views.load(), self.views.names(), &request);
+        let services: Vec<_> = replayed.services.iter().map(service_row).collect();
+        let fields = [
+            ("output_lengths", format!("{:?}", row.output_lengths), format!("{:?}", Some(replayed.lengths.to_vec()))),
+            ("services", format!("{:?}", row.services), format!("{:?}", Some(services))),
+        ];
+        for (field, recorded, replayed) in fields.into_iter().filter(|(_, recorded, replayed)| recorded != replayed) {
+            let of = format!("forecast of {}", row.decision_id);
+            report.differs(Difference { of, field: field.into(), recorded, replayed });
         }
     }
 

@@ -15,12 +15,13 @@ use crate::{
     gateway::{
         decision::{self, FULL_AT_PUSH, Inputs, Outcome, WAITED_TOO_LONG},
         dispatcher::{Pressure, place_by},
-        reading::{ArrivalReading, LeaseFate, PlaceReading, view_of},
+        reading::{ArrivalReading, LeaseFate, PlaceReading, WaitReading, backlog_of, view_of},
         serve::decide_by,
+        waiting::outlook_of,
     },
     policy::{
-        Admission, EntrySize, Placement, QueueLoad, RejectReason, RouteRejection, ThrottleState, Verdict, press,
-        token_cost,
+        Admission, EntrySize, Judgement, Placement, QueueLoad, RejectReason, RouteRejection, ThrottleState, Verdict,
+        judge, lot_of, press, token_cost,
     },
     rows::{DecisionRow, PolicyInputRow},
 };
@@ -89,6 +90,7 @@ impl Rebuilder {
     fn decide(&mut self, made: &Made, under: &Under) -> Result<Decided, Obstacle> {
         let request = &made.decision.request_id;
         let placement = made.inputs.iter().rev().find(|row| row.reading == "placement");
+        let waited = self.waited(made, under)?;
         if let Some(arrival) = made.inputs.iter().find(|row| row.reading == "arrival") {
             let (case, decided) = on_arrival(arrival, placement, under)?;
             self.remember(request, case);
@@ -102,10 +104,37 @@ impl Rebuilder {
             let because = row.because.clone().unwrap_or_default();
             return Ok(Decided::Admit { placement, because });
         }
+        if let Some(retry_after) = waited {
+            return Ok(Decided::Reject { refusal: (RejectReason::PredictedMiss, retry_after) });
+        }
         match made.inputs.iter().any(|row| row.reading == "wait_over") {
             true => Ok(Decided::Reject { refusal: WAITED_TOO_LONG }),
             false => Err(cannot("its row of policy_inputs names a reading this version does not know")),
         }
+    }
+
+    /// Looks again at what was looked at in the queue; gives when to come back, if that ended the wait.
+    fn waited(&mut self, made: &Made, under: &Under) -> Result<Option<Duration>, Obstacle> {
+        let mut given_up = None;
+        for row in made.inputs.iter().filter(|row| row.reading == "wait") {
+            let reading = WaitReading::from_row(row).ok_or_else(|| cannot("a wait that this version cannot read"))?;
+            let case = self.cases.get_mut(&made.decision.request_id).map(|case| &mut case.verdict);
+            let Some(Verdict { slo: Some(seen), classified, .. }) = case else {
+                return Err(cannot("its arrival is not in the log"));
+            };
+            let of = (under.model.as_str(), &under.policy);
+            seen.outlook = outlook_of(&reading, &seen.deadline, of);
+            let lot = lot_of(&made.decision.request_id);
+            match judge(seen, (classified.tier, lot), &under.policy.deadline) {
+                Judgement::Try => seen.is_trial = true,
+                Judgement::Refuse { retry_after } => given_up = Some(retry_after),
+                Judgement::Keep => {
+                    let got = format!("{:?}", seen.outlook);
+                    return Err(Obstacle::Contradiction { expected: "too small a chance, as recorded".into(), got });
+                }
+            }
+        }
+        Ok(given_up)
     }
 
     fn remember(&mut self, request_id: &str, case: Case) {
@@ -123,7 +152,7 @@ impl Rebuilder {
 
 /// The throttle after a look without a request.
 pub fn tick(row: &PolicyInputRow, under: &Recorded, before: ThrottleState) -> Option<ThrottleState> {
-    Some(press(&view_of(row)?, before, row.at, &Under::of(under, row).policy).1)
+    Some(press((&view_of(row)?, row.at), &backlog_of(row), before, &Under::of(under, row).policy).1)
 }
 
 fn on_arrival(
@@ -132,8 +161,9 @@ fn on_arrival(
     under: &Under,
 ) -> Result<(Case, Decided), Obstacle> {
     let reading = ArrivalReading::from_row(row).ok_or_else(|| cannot("an arrival that this version cannot read"))?;
-    let (saturation, throttle) = press(&reading.view, reading.throttle, reading.now, &under.policy);
-    let pressure = Pressure { view: reading.view.clone(), before: reading.throttle, throttle, saturation };
+    let backlog = backlog_of(row);
+    let (saturation, throttle) = press((reading.view.as_ref(), reading.now), &backlog, reading.throttle, &under.policy);
+    let pressure = Pressure { view: reading.view.clone(), before: reading.throttle, throttle, saturation, backlog };
     let verdict = decide_by(&reading, &pressure, &under.model, &under.policy);
     let asked = reading.max_tokens;
     let case = |verdict: Verdict, max_tokens| Case {
@@ -196,7 +226,9 @@ fn row(recorded: &DecisionRow, case: &Case, model: &str, decided: Decided) -> De
         max_tokens: case.max_tokens,
         predicted_hit_tokens: case.verdict.predicted_hit_tokens.unwrap_or(0),
         turns: case.turns,
+        slo: case.verdict.slo.as_ref(),
     };
+    let outlook = case.verdict.slo.as_ref().and_then(|slo| slo.outlook.as_ref());
     let (at, id, candidates) = (recorded.at, recorded.decision_id.clone(), case.verdict.candidates());
     match decided {
         Decided::Admit { placement, because } => {
@@ -204,7 +236,7 @@ fn row(recorded: &DecisionRow, case: &Case, model: &str, decided: Decided) -> De
         }
         Decided::Queue { because } => decision::row(at, id, &inputs, Outcome::Queue { candidates, because }),
         Decided::Reject { refusal } => {
-            let error = decision::overloaded(refusal, Some(classified.tier), model);
+            let error = decision::overloaded(refusal, (Some(classified.tier), outlook), model);
             decision::row(at, id, &inputs, Outcome::Reject { error: &error, candidates })
         }
     }

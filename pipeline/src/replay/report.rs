@@ -45,6 +45,8 @@ pub struct Report {
     pub prefixes: u64,
     /// Published rows of service times compared with what the dataflow gives.
     pub published: u64,
+    /// Forecasts compared with what the dataflow gives.
+    pub forecasts: u64,
     /// Fields that differ.
     pub different: u64,
     pub differences: Vec<Difference>,
@@ -96,13 +98,16 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { decisions, replayed, without_policy, ticks, views, prefixes, published, different, .. } = self;
+        let Report {
+            decisions, replayed, without_policy, ticks, views, prefixes, published, forecasts, different, ..
+        } = self;
         writeln!(f, "decisions {decisions}: {replayed} made again, {without_policy} refused before any policy")?;
         writeln!(f, "throttle moves without a request made again: {ticks}")?;
         writeln!(
             f,
             "views compared with the dataflow: {views}; looks at the cache index: {prefixes}; rows of service times: {published}"
         )?;
+        writeln!(f, "forecasts compared with the dataflow: {forecasts}")?;
         for (reason, count) in &self.unreplayable {
             writeln!(f, "not replayable: {count} × {reason}")?;
         }

@@ -23,7 +23,7 @@ use crate::{
         serve::decide_by,
     },
     ids::Micros,
-    policy::{Admission, Placement, RequestClass, ThrottleState, press},
+    policy::{Admission, Backlog, Placement, RequestClass, ThrottleState, press},
     rows::{CandidateRow, DecisionRow, PolicyInputRow},
 };
 
@@ -177,9 +177,11 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
         });
     };
     let before = apart.unwrap_or(arrival.throttle);
-    let (saturation, after) = press(&arrival.view, before, arrival.now, policy);
+    let backlog =
+        Backlog { queue: arrival.queue, drain_tokens_per_second: arrival.forecast.forecast.drain_tokens_per_second };
+    let (saturation, after) = press((arrival.view.as_ref(), arrival.now), &backlog, before, policy);
     *apart = (after.step.name() != made.decision.throttle_step).then_some(after);
-    let pressure = Pressure { view: arrival.view.clone(), before, throttle: after, saturation };
+    let pressure = Pressure { view: arrival.view.clone(), before, throttle: after, saturation, backlog };
     let verdict = decide_by(&arrival, &pressure, model, policy);
     let (outcome, reason, placement) = match verdict.admission {
         Admission::Reject { reason, .. } => ("reject", reason.name().to_string(), None),

@@ -53,6 +53,24 @@ pub struct HitRow {
     pub l3_tokens: u32,
 }
 
+/// Service times of one variant, as the fits have them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ServiceInputRow {
+    pub variant: String,
+    pub chunk_tokens: u32,
+    pub prefill: Option<Vec<f64>>,
+    pub decode: Option<Vec<f64>>,
+}
+
+/// What waits in a tier with a latest start up to this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueStepRow {
+    pub tier: u8,
+    pub start_by_us: i64,
+    pub tokens: u64,
+    pub requests: u32,
+}
+
 /// Everything that policies read at one time.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PolicyInputRow {
@@ -89,6 +107,19 @@ pub struct PolicyInputRow {
     pub pushed_bytes: Option<u64>,
     pub request_bytes: Option<u64>,
     pub model: Option<String>,
+    pub arrived_at: Option<Micros>,
+    pub slo_first_token_us: Option<i64>,
+    pub slo_whole_us: Option<i64>,
+    pub slo_per_token_us: Option<i64>,
+    pub tier_asked: Option<String>,
+    pub tier_asked_max: Option<String>,
+    pub sequences: Option<u32>,
+    pub forecast_as_of: Option<Micros>,
+    pub output_lengths: Option<Vec<Vec<u32>>>,
+    pub services: Option<Vec<ServiceInputRow>>,
+    pub drain_tokens_per_second: Option<f64>,
+    pub skill: Option<Vec<f64>>,
+    pub queue_steps: Option<Vec<QueueStepRow>>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

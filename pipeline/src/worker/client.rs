@@ -103,6 +103,11 @@ impl InstanceClient for GrpcInstance {
     async fn tell_kv(&self, epoch: ProcessEpoch, ask: KvAsk) -> Result<u64, InstanceError> {
         self.ask_kv(epoch, ask).await
     }
+
+    async fn cancel(&self, request_id: &str) -> Result<(), InstanceError> {
+        let request = proto::CancelRequest { request_id: request_id.into() };
+        self.client.clone().cancel(request).await.map(|_| ()).map_err(|status| error_of(&status))
+    }
 }
 
 /// An engine in this process, for tests and simulation: the same contract without the network.
@@ -130,6 +135,10 @@ impl InstanceClient for LocalInstance {
             Some((chunk.map_err(|error| InstanceError::Lost(error.to_string())), outputs))
         });
         Ok(Box::pin(complete(chunks)))
+    }
+
+    async fn cancel(&self, request_id: &str) -> Result<(), InstanceError> {
+        self.0.cancel(request_id).await.map_err(|error| InstanceError::Lost(error.to_string()))
     }
 }
 

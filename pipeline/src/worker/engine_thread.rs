@@ -84,12 +84,14 @@ impl EngineStatus {
 
 /// What the thread is told.
 enum Command {
-    Submit(Submit),
+    Submit(Box<Submit>),
     Tell(KvAsk, oneshot::Sender<usize>),
+    Cancel(String, oneshot::Sender<()>),
 }
 
 struct Submit {
     request: GenerateRequest,
+    name: String,
     outputs: mpsc::Sender<SequenceOutput>,
     reply: oneshot::Sender<Result<(), SubmitRejection>>,
 }
@@ -108,11 +110,14 @@ pub struct EngineHandle {
 /// What a caller wants of the engine; the handle gives it an id.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Start {
+    /// Names the sequence for [`EngineHandle::cancel`].
+    pub name: String,
     pub prompt: Arc<[u32]>,
     pub sampling: SamplingParams,
     pub stop: StopConditions,
     pub lane: engine::request::Lane,
     pub deadline: Option<engine::Micros>,
+    pub drop_at: Option<engine::Micros>,
     pub cache_salt: u64,
     pub sampling_offset: u32,
     pub class: Option<RequestClass>,
@@ -122,11 +127,13 @@ pub struct Start {
 impl Start {
     pub fn new(call: GenerateCall, grammar: Option<GrammarSource>) -> Self {
         Start {
+            name: call.request_id,
             prompt: call.prompt,
             sampling: call.sampling,
             stop: call.stop,
             lane: call.lane,
             deadline: call.deadline,
+            drop_at: call.drop_at,
             cache_salt: call.cache_salt,
             sampling_offset: call.sampling_offset,
             class: call.class,
@@ -159,12 +166,13 @@ impl EngineHandle {
             stop: start.stop,
             lane: start.lane,
             deadline: start.deadline,
+            drop_at: start.drop_at,
             cache_salt: start.cache_salt,
             sampling_offset: start.sampling_offset,
             class: start.class,
             grammar,
         };
-        let command = Command::Submit(Submit { request, outputs, reply });
+        let command = Command::Submit(Box::new(Submit { request, name: start.name, outputs, reply }));
         self.commands.send(command).await.map_err(|_| StartError::Stopped)?;
         accepted.await.map_err(|_| StartError::Stopped)??;
         Ok(receiver)
@@ -175,6 +183,13 @@ impl EngineHandle {
         let grammars = grammars.ok_or_else(|| GrammarError::Vocabulary("the worker was not given it".into()))?;
         let compiled = tokio::task::spawn_blocking(move || grammars.compile(&source)).await;
         Ok(compiled.map_err(|error| GrammarError::Vocabulary(format!("the compiler failed: {error}")))??)
+    }
+
+    /// Ends the sequences of this name and completes when nothing of them is left, at most at the end of the next step.
+    pub async fn cancel(&self, name: &str) -> Result<(), StartError> {
+        let (reply, gone) = oneshot::channel();
+        self.commands.send(Command::Cancel(name.into(), reply)).await.map_err(|_| StartError::Stopped)?;
+        gone.await.map_err(|_| StartError::Stopped)
     }
 
     /// Asks what KV blocks the engine holds; the answer goes to the step sink, at most at the end of the step in progress.
@@ -205,7 +220,7 @@ pub fn spawn(engine: Engine, context: usize, sink: Box<dyn StepSink>) -> std::io
     let (ended_sender, ended) = watch::channel(false);
     let status = Arc::new(EngineStatus::default());
     let guard = EndGuard { status: status.clone(), ended: ended_sender };
-    let body = EngineThread { engine, inbox, live: HashMap::new(), sink, status: status.clone() };
+    let body = EngineThread { engine, inbox, live: HashMap::new(), gone: Vec::new(), sink, status: status.clone() };
     thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = guard;
         body.run();
@@ -226,10 +241,18 @@ impl Drop for EndGuard {
     }
 }
 
+/// A sequence that runs or waits.
+struct Live {
+    name: String,
+    outputs: mpsc::Sender<SequenceOutput>,
+}
+
 struct EngineThread {
     engine: Engine,
     inbox: mpsc::Receiver<Command>,
-    live: HashMap<SequenceId, mpsc::Sender<SequenceOutput>>,
+    live: HashMap<SequenceId, Live>,
+    /// Who waits for the next step to have ended cancelled sequences; at most as many as commands were taken before it.
+    gone: Vec<oneshot::Sender<()>>,
     sink: Box<dyn StepSink>,
     status: Arc<EngineStatus>,
 }
@@ -254,7 +277,7 @@ impl EngineThread {
 
     fn accept(&mut self, command: Command) {
         match command {
-            Command::Submit(submit) => self.submit(submit),
+            Command::Submit(submit) => self.submit(*submit),
             Command::Tell(ask, reply) => {
                 // What is told of now follows what has happened until now.
                 let events = self.engine.take_kv_events();
@@ -264,14 +287,31 @@ impl EngineThread {
                 // Whoever asked may have gone; the answer is on its way all the same.
                 let _ = reply.send(told);
             }
+            Command::Cancel(name, reply) => self.cancel(&name, reply),
         }
     }
 
-    fn submit(&mut self, Submit { request, outputs, reply }: Submit) {
+    /// The next step ends what is cancelled. A name of which nothing lives is answered at once, unless a step has yet to end it.
+    fn cancel(&mut self, name: &str, reply: oneshot::Sender<()>) {
+        let ids: Vec<SequenceId> = self.live.iter().filter(|(_, live)| live.name == name).map(|(id, _)| *id).collect();
+        for id in &ids {
+            self.engine.cancel(*id);
+            self.live.remove(id);
+        }
+        match self.engine.has_work() {
+            true => self.gone.push(reply),
+            // Whoever asked may have gone.
+            false => {
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    fn submit(&mut self, Submit { request, name, outputs, reply }: Submit) {
         let id = request.id;
         let result = self.engine.submit(request, wall_micros());
         if result.is_ok() {
-            self.live.insert(id, outputs);
+            self.live.insert(id, Live { name, outputs });
             self.status.waiting.fetch_add(1, Ordering::Relaxed);
         }
         // A caller that went away meanwhile has dropped its receiver too: `cancel_abandoned` sees that.
@@ -281,8 +321,8 @@ impl EngineThread {
     /// Cancels sequences nobody listens to. The engine reports their end in its next step; it has no reader.
     fn cancel_abandoned(&mut self) {
         let engine = &mut self.engine;
-        self.live.retain(|id, outputs| {
-            let wanted = !outputs.is_closed();
+        self.live.retain(|id, live| {
+            let wanted = !live.outputs.is_closed();
             if !wanted {
                 engine.cancel(*id);
             }
@@ -309,13 +349,17 @@ impl EngineThread {
         let at = now.saturating_add(step_us);
         self.sink.step(at, step_us, stats, kv_events);
         self.sink.speculation(at, speculation);
+        // Whoever asked may have gone.
+        for reply in self.gone.drain(..) {
+            let _ = reply.send(());
+        }
     }
 
     fn deliver(&mut self, output: SequenceOutput) {
         let id = output.sequence;
         let last = output.finish.is_some();
-        let Some(outputs) = self.live.get(&id) else { return };
-        let full = matches!(outputs.try_send(output), Err(mpsc::error::TrySendError::Full(_)));
+        let Some(live) = self.live.get(&id) else { return };
+        let full = matches!(live.outputs.try_send(output), Err(mpsc::error::TrySendError::Full(_)));
         if full {
             self.status.overflowed.fetch_add(1, Ordering::Relaxed);
             self.engine.cancel(id);

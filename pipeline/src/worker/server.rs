@@ -143,6 +143,11 @@ impl Worker for WorkerService {
         Ok(Response::new(proto::TellKvReply { rows: told as u64 }))
     }
 
+    async fn cancel(&self, request: Request<proto::CancelRequest>) -> Result<Response<proto::CancelReply>, Status> {
+        self.engine.cancel(&request.into_inner().request_id).await.map_err(|error| status_of(&error))?;
+        Ok(Response::new(proto::CancelReply {}))
+    }
+
     async fn drain(&self, _: Request<proto::DrainRequest>) -> Result<Response<proto::DrainReply>, Status> {
         WorkerService::drain(self).await;
         Ok(Response::new(proto::DrainReply {}))

@@ -60,6 +60,7 @@ pub fn request_to_proto(call: &GenerateCall, grammar: Option<&GrammarSource>) ->
         }),
         lane: lane.into(),
         deadline_us: call.deadline,
+        drop_at_us: call.drop_at,
         cache_salt: call.cache_salt,
         sampling_offset: call.sampling_offset,
         class: call.class.map(|RequestClass(number)| u32::from(number)),
@@ -99,6 +100,7 @@ pub fn start_from_proto(request: proto::GenerateRequest) -> Result<Start, WireEr
         return Err(wrong("stop.max_tokens", "0; expected at least 1"));
     }
     Ok(Start {
+        name: request.request_id,
         prompt: request.prompt.into(),
         sampling: sampling_from_proto(request.sampling.ok_or_else(|| wrong("sampling", "missing"))?)?,
         stop: StopConditions {
@@ -108,6 +110,7 @@ pub fn start_from_proto(request: proto::GenerateRequest) -> Result<Start, WireEr
         },
         lane,
         deadline: request.deadline_us,
+        drop_at: request.drop_at_us,
         cache_salt: request.cache_salt,
         sampling_offset: request.sampling_offset,
         class: request.class.map(class_from_proto).transpose()?,
@@ -172,6 +175,7 @@ fn finish_to_proto(finish: Finish) -> proto::Finish {
         FinishReason::Length => proto::FinishReason::Length,
         FinishReason::Cancelled => proto::FinishReason::Cancelled,
         FinishReason::Failed => proto::FinishReason::Failed,
+        FinishReason::Late => proto::FinishReason::Late,
     };
     proto::Finish {
         reason: reason.into(),
@@ -204,7 +208,8 @@ fn finish_from_proto(finish: proto::Finish) -> Result<ChunkFinish, WireError> {
         Ok(proto::FinishReason::Length) => FinishReason::Length,
         Ok(proto::FinishReason::Cancelled) => FinishReason::Cancelled,
         Ok(proto::FinishReason::Failed) => FinishReason::Failed,
-        Err(_) => return Err(wrong("finish.reason", format!("{} is no reason; expected 0 to 3", finish.reason))),
+        Ok(proto::FinishReason::Late) => FinishReason::Late,
+        Err(_) => return Err(wrong("finish.reason", format!("{} is no reason; expected 0 to 4", finish.reason))),
     };
     Ok(ChunkFinish {
         reason,
@@ -279,12 +284,21 @@ mod tests {
             sampling,
             stop,
             lane,
-            proptest::option::of(any::<i64>()),
+            any::<[Option<i64>; 2]>(),
             any::<(u64, u32)>(),
             proptest::option::of(0..MAX_REQUEST_CLASSES),
         )
             .prop_map(
-                |(request_id, prompt, sampling, stop, lane, deadline, (cache_salt, sampling_offset), class)| {
+                |(
+                    request_id,
+                    prompt,
+                    sampling,
+                    stop,
+                    lane,
+                    [deadline, drop_at],
+                    (cache_salt, sampling_offset),
+                    class,
+                )| {
                     GenerateCall {
                         request_id,
                         prompt: prompt.into(),
@@ -292,6 +306,7 @@ mod tests {
                         stop,
                         lane,
                         deadline,
+                        drop_at,
                         cache_salt,
                         sampling_offset,
                         class: class.map(RequestClass),

@@ -58,6 +58,24 @@ fn hit() -> Fields {
     ])
 }
 
+fn service_input() -> Fields {
+    Fields::from(vec![
+        text("variant", "variant of the model"),
+        number("chunk_tokens", DataType::UInt32, "tokens", "most prompt tokens that one step prefills"),
+        optional(list("prefill", DataType::Float64, "coefficients of the fit, then its noise; NULL: not known")),
+        optional(list("decode", DataType::Float64, "coefficients of the fit, then its noise; NULL: not known")),
+    ])
+}
+
+fn queue_step() -> Fields {
+    Fields::from(vec![
+        number("tier", DataType::UInt8, "", "0 is High"),
+        number("start_by_us", DataType::Int64, "us", "latest start, from the Unix epoch"),
+        number("tokens", DataType::UInt64, "tokens", "of all that must start by then"),
+        number("requests", DataType::UInt32, "requests", "that must start by then"),
+    ])
+}
+
 fn list(name: &str, item: DataType, comment: &str) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new("item", item, false))), false)
         .with_metadata(HashMap::from([("comment".to_string(), comment.to_string())]))
@@ -66,9 +84,11 @@ fn list(name: &str, item: DataType, comment: &str) -> Field {
 pub(super) fn policy_inputs() -> Vec<Field> {
     let hashes = DataType::List(Arc::new(Field::new("item", DataType::UInt64, false)));
     let waiting = |name: &str, comment: &str| optional(number(name, DataType::UInt64, "", comment));
+    let budget = |name: &str, comment: &str| optional(number(name, DataType::Int64, "us", comment));
+    let lengths = DataType::List(Arc::new(Field::new("item", DataType::UInt32, false)));
     vec![
         at("the time the policies were given"),
-        text("reading", "arrival, placement, wait_over or tick: which policies were asked"),
+        text("reading", "arrival, placement, wait, wait_over or tick: which policies were asked"),
         text("decision_id", "decision made from it; empty for a tick, which only moves the throttle"),
         text("request_id", "the request; empty for a tick"),
         text("settings", "id of the settings in force"),
@@ -104,6 +124,28 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         waiting("pushed_bytes", "arrival: the same when this one came to it; NULL: it did not"),
         waiting("request_bytes", "arrival: memory that the request holds while it waits"),
         optional(text("model", "model asked for, whose instances and throttle were looked at; NULL: the only one")),
+        optional(stamp("arrived_at", "arrival: when the request came; its budgets count from here")),
+        budget("slo_first_token_us", "arrival: budget stated for the first token, as far as the key allows"),
+        budget("slo_whole_us", "arrival: the same for the whole answer"),
+        budget("slo_per_token_us", "arrival: the same for each token after the first"),
+        optional(text("tier_asked", "arrival: tier its sender chose, whose key allows that")),
+        optional(text("tier_asked_max", "arrival: its sender wants no better tier")),
+        optional(number("sequences", DataType::UInt32, "sequences", "arrival, wait: that it runs")),
+        optional(stamp("forecast_as_of", "arrival, wait: state of the predictors; NULL: not read")),
+        optional(list("output_lengths", lengths, "arrival, wait: equally likely lengths, for High, Medium and Low")),
+        optional(list("services", DataType::Struct(service_input()), "arrival, wait: service times by variant")),
+        optional(number(
+            "drain_tokens_per_second",
+            DataType::Float64,
+            "tokens/s",
+            "arrival, wait: that leave the queue",
+        )),
+        optional(list(
+            "skill",
+            DataType::Float64,
+            "arrival, wait: mean and variance of the logarithm of actual over predicted time, to the first token and to the end",
+        )),
+        optional(list("queue_steps", DataType::Struct(queue_step()), "arrival, wait: what waits, by latest start")),
     ]
 }
 

@@ -28,7 +28,10 @@ use crate::{
         deps::ViewSource,
         reading::{LeaseFate, PlaceReading},
     },
-    policy::{Arrival, Placement, QueueLoad, ThrottleState, ThrottleStep, Tier, Verdict, decide, press, token_cost},
+    policy::{
+        Arrival, Asked, Backlog, Forecast, Placement, QueueLoad, ThrottleState, ThrottleStep, Tier, Verdict, decide,
+        press, token_cost,
+    },
 };
 
 /// Blocks of a prompt.
@@ -128,7 +131,8 @@ impl Side {
         let (view, reading) = (plant.views.cluster(plant.now), plant.views.prefix_hits(hashes, plant::BLOCK_TOKENS));
         let read = began.elapsed();
         let throttle = ThrottleState { step: ThrottleStep::Open, since: 0 };
-        let (saturation, throttle) = press(&view, throttle, plant.now, &self.policy);
+        let (saturation, throttle) = press((&view, plant.now), &Backlog::default(), throttle, &self.policy);
+        let forecast = Forecast::default();
         let arrival = Arrival {
             now: plant.now,
             view: &view,
@@ -144,6 +148,11 @@ impl Side {
             turn,
             queue: QueueLoad::default(),
             bytes: 0,
+            arrived: Some(plant.now),
+            asked: Asked::default(),
+            sequences: 1,
+            forecast: &forecast,
+            lot: 1.0,
         };
         let verdict: Verdict = decide(&arrival, &self.policy);
         let decided = began.elapsed() - read;

@@ -9,6 +9,7 @@
 //! | `decide` | time of a decision at 64 and 1,000 instances, beside a scan of all of them |
 //! | `engine` | tokens a second against llama.cpp on the same file, and against the machine's limits |
 //! | `mrc` | the miss-ratio curve of a trace, beside a direct simulation of LRU caches |
+//! | `overload` | goodput from half to twice of what the fleet carries, with deadlines and without |
 //! | `figures` | medians, percentiles, CPU time of a process |
 //!
 //! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name.
@@ -21,6 +22,7 @@ pub(super) mod engine;
 mod figures;
 mod gateway;
 mod mrc;
+mod overload;
 mod router;
 
 use clap::Subcommand;
@@ -36,6 +38,8 @@ pub enum Bench {
     RouterWorker(router::WorkerOptions),
     /// Events a second that bus and dataflow absorb, and the time from an event to the view
     Dataflow(dataflow::DataflowOptions),
+    /// Goodput while the load steps to twice the capacity, with deadlines and without
+    Overload(overload::OverloadOptions),
     /// Hit rate by cache capacity of a recorded trace, beside simulated LRU caches
     Mrc(mrc::MrcOptions),
     /// Memory of the cache index, and the time of a longest-prefix match while it absorbs events
@@ -62,6 +66,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Router(options) => router::run(&options),
         Bench::RouterWorker(options) => router::run_worker(&options),
         Bench::Dataflow(options) => dataflow::run(options),
+        Bench::Overload(options) => overload::run(options),
         Bench::Mrc(options) => mrc::run(&options),
         Bench::CacheIndex(options) => cache_index::run(options),
         Bench::CacheIndexSide(options) => cache_index::run_side(&options),

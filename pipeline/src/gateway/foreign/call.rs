@@ -36,6 +36,8 @@ use crate::{
         parse::{self, Face},
         recorder::{Recorder, RequestArrival},
         serve::{self, Case},
+        slo::SloEnd,
+        slo_headers,
     },
     policy::{RejectReason, RouteRejection},
 };
@@ -79,6 +81,13 @@ impl Call {
         let gateway = self.pool.gateway.clone();
         let deadline = Instant::now() + gateway.deps.config.server.request_timeout;
         let mut case = Case::new(tenant.clone(), Recorder::new(&gateway.deps, face, request_id, &tenant));
+        match slo_headers::read(&self.headers, &tenant, &gateway.deps.config.policy.deadline) {
+            Ok(asked) => case.asked = asked,
+            Err(error) => {
+                case.refused(&gateway, &error).await;
+                return Answered::refusal(&error, &case);
+            }
+        }
         let ask = self.count(face).await;
         let asked_max = ask.max_tokens;
         let (mut demand, verdict) = serve::decide_case(&gateway, &mut case, ask).await;
@@ -96,6 +105,7 @@ impl Call {
             Err(error) => return Answered::refusal(&error, &case),
         };
         case.recorder.dispatched(&grant.placement).await;
+        case.started(&gateway, &grant);
         let is_capped = demand.max_tokens < asked_max;
         let ask = Ask {
             method: Method::POST,
@@ -117,6 +127,7 @@ impl Call {
             max_tokens: each.saturating_mul(self.asked.sequences),
             hashes,
             turns: self.asked.turns,
+            sequences: self.asked.sequences,
             bytes: self.body.len() as u64,
         };
         let prompt = &self.body[self.asked.prompt.clone()];
@@ -298,6 +309,7 @@ impl Trip {
 
     async fn give_up(mut self, error: ApiError) -> Answered {
         self.case.recorder.failed(&error).await;
+        self.case.settled(&self.pool.gateway, SloEnd::Failed).await;
         Answered::refusal(&error, &self.case)
     }
 
@@ -307,6 +319,7 @@ impl Trip {
             recorder.settle(told::sums(&body));
             drop(self.grant);
             recorder.finished(told::finish_reason(&body).unwrap_or("other")).await;
+            self.case.settled(&self.pool.gateway, SloEnd::Finished).await;
         } else {
             let said = shorten(&String::from_utf8_lossy(&body));
             recorder.failed(&ApiError::EngineRefused(format!("{}: {said}", head.status))).await;
@@ -317,7 +330,7 @@ impl Trip {
     fn stream(self, reply: Reply, first: Bytes) -> Answered {
         let head = reply.head.clone();
         let mut answered = answered(&self.case, StatusCode::OK.into_response());
-        let relay = Relay::new((self.pool.fleet.clone(), self.case), reply, first, (self.grant.lease, self.deadline));
+        let relay = Relay::new((self.pool.clone(), self.case), reply, first, (self.grant.lease, self.deadline));
         answered.response = handed_on(head, relay.into_body());
         answered
     }

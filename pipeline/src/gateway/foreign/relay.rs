@@ -12,15 +12,15 @@ use axum::body::{Body, Bytes};
 use futures::{future::poll_fn, stream::unfold};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{fleet::Fleet, told, told::Tail, upstream::Reply};
-use crate::gateway::{error::ApiError, instances::Lease, recorder::Growth, serve::Case};
+use super::{Pool, told, told::Tail, upstream::Reply};
+use crate::gateway::{error::ApiError, instances::Lease, recorder::Growth, serve::Case, slo::SloEnd};
 
 /// At most one row of growth in this time.
 const ROW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the file's header.
 pub(super) struct Relay {
-    fleet: Arc<Fleet>,
+    pool: Arc<Pool>,
     case: Case,
     reply: Reply,
     first: Option<Bytes>,
@@ -37,14 +37,14 @@ pub(super) struct Relay {
 
 impl Relay {
     pub(super) fn new(
-        (fleet, case): (Arc<Fleet>, Case),
+        (pool, case): (Arc<Pool>, Case),
         reply: Reply,
         first: Bytes,
         (lease, deadline): (Arc<Lease>, Instant),
     ) -> Self {
         let began = Instant::now();
         Self {
-            fleet,
+            pool,
             case,
             reply,
             first: Some(first),
@@ -116,15 +116,17 @@ impl Relay {
         let mut sums = told::sums(self.tail.bytes());
         let tokens = sums.output_tokens.unwrap_or(self.tail.events());
         sums.output_tokens = Some(tokens);
-        self.fleet.saw_decode(tokens.saturating_sub(1), self.began.elapsed().as_secs_f64());
+        self.pool.fleet.saw_decode(tokens.saturating_sub(1), self.began.elapsed().as_secs_f64());
         self.case.recorder.settle(sums);
         self.case.recorder.finished(told::finish_reason(self.tail.bytes()).unwrap_or("other")).await;
+        self.case.settled(&self.pool.gateway, SloEnd::Finished).await;
     }
 
     async fn fail(&mut self, error: ApiError) -> Bytes {
         self.has_ended = true;
         self.lease = None;
         self.case.recorder.failed(&error).await;
+        self.case.settled(&self.pool.gateway, SloEnd::Failed).await;
         let gap = if self.tail.is_between_events() { "" } else { "\n\n" };
         Bytes::from(format!("{gap}data: {}\n\ndata: [DONE]\n\n", error.body()))
     }

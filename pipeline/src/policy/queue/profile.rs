@@ -72,7 +72,7 @@ fn steps(mut list: Vec<(Micros, u64)>) -> Vec<QueueStep> {
     for (place, (start_by, more)) in list.iter().enumerate() {
         tokens += more;
         let requests = place as u32 + 1;
-        if requests as usize % every == 0 || requests as usize == list.len() {
+        if (requests as usize).is_multiple_of(every) || requests as usize == list.len() {
             steps.push(QueueStep { start_by: *start_by, tokens, requests });
         }
     }

@@ -110,6 +110,7 @@ fn call(prompt: Vec<u32>, max_tokens: u32) -> GenerateCall {
         stop: StopConditions { max_tokens, ..StopConditions::default() },
         lane: Lane::L2,
         deadline: None,
+        drop_at: None,
         cache_salt: 0,
         sampling_offset: 0,
         class: None,

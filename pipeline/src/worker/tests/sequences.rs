@@ -90,6 +90,21 @@ async fn a_dropped_stream_cancels() {
     assert!(before < 200, "the sequence ran on for {before} steps");
 }
 
+/// Scenario: a client drops its stream and asks for the confirmation; then for that of a sequence that never was.
+/// Guarantees: it comes once the step that ended the sequence is over, with no block in use; what never was is confirmed, too.
+#[tokio::test]
+async fn a_cancellation_is_confirmed_when_its_blocks_are_free() {
+    let worker = served(&options(1.0)).await;
+    let mut stream = worker.client.generate(call((0..100).collect(), 400)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    worker.client.cancel("r").await.unwrap();
+    let stats = *worker.last.0.lock().unwrap();
+    assert_eq!((stats.running, stats.waiting, stats.blocks_used), (0, 0, 0));
+    assert!(stats.step < 200, "the sequence ran on for {} steps", stats.step);
+    worker.client.cancel("nobody").await.unwrap();
+}
+
 /// Scenario: drain while a sequence runs. Guarantees: the running one completes, new ones are `Busy`, health says so, and
 /// drain answers only after the end.
 #[tokio::test]

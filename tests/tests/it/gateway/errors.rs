@@ -7,7 +7,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use pipeline::{
-    config::{Config, Key},
+    config::{Config, Key, TierHeader},
     policy::Tier,
 };
 use serde_json::{Value, json};
@@ -202,7 +202,14 @@ fn bytes_max(bytes: u64) -> bytesize::ByteSize {
 #[tokio::test]
 async fn keys() {
     let mut config = defaults();
-    config.server.keys = vec![Key { key: "secret".into(), tenant: "acme".into(), class: Tier::Low }];
+    config.server.keys = vec![Key {
+        key: "secret".into(),
+        tenant: "acme".into(),
+        class: Tier::Low,
+        first_token_min: None,
+        whole_min: None,
+        tier_header: TierHeader::Lower,
+    }];
     let kit = kit(config);
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "a"}]}).to_string();
     for value in [None, Some("Bearer wrong"), Some("secret"), Some("Basic secret")] {

@@ -200,7 +200,8 @@ async fn hang_up_while_streaming() {
     }
     assert_eq!(speaker.live.load(Ordering::SeqCst), 1);
     drop(body);
-    assert_eq!((speaker.live.load(Ordering::SeqCst), kit.leased()), (0, (0, 0)));
+    assert_eq!(speaker.live.load(Ordering::SeqCst), 0);
+    kit.until("the lease is back", || kit.leased() == (0, 0)).await;
     kit.until("the last event", || kit.rows.events().last().is_some_and(|event| event == "cancelled")).await;
 }
 
@@ -242,7 +243,60 @@ async fn a_silent_instance_ends_in_a_timeout() {
     let answer = kit.post(CHAT, ask(10)).await;
     assert_eq!(answer.streamed_text(0), "abc");
     assert_eq!(answer.chunks().last().unwrap()["error"]["code"], "request_timeout");
-    assert_eq!((kit.leased(), speaker.live.load(Ordering::SeqCst)), ((0, 0), 0));
+    assert_eq!(speaker.live.load(Ordering::SeqCst), 0);
+    kit.until("the leases are back", || kit.leased() == (0, 0)).await;
+}
+
+/// Scenario: a client leaves while its answer streams; the instance takes its time to confirm that the sequence is gone.
+/// Guarantees: the sequence is cancelled at once, and its tokens come back with the confirmation, not before (DESIGN §7 rule 2).
+#[tokio::test]
+async fn tokens_come_back_when_the_cancellation_is_confirmed() {
+    let (pace, confirms) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let speaker = Speaker { pace: Some(pace.clone()), confirms: Some(confirms.clone()), ..Speaker::new("abcdef") };
+    let speaker = Arc::new(speaker);
+    let kit = Kit::new(defaults(), vec![speaker.clone()]);
+    pace.add_permits(2);
+    let response = kit.router.clone().oneshot(post(CHAT, &ask(10).to_string())).await.unwrap();
+    let mut body = response.into_body();
+    body.frame().await.unwrap().unwrap();
+    let held = kit.leased();
+    drop(body);
+    kit.until("the last event", || kit.rows.events().last().is_some_and(|event| event == "cancelled")).await;
+    assert_eq!((speaker.live.load(Ordering::SeqCst), kit.leased()), (0, held), "cancelled, not yet confirmed");
+    confirms.add_permits(1);
+    kit.until("the lease is back", || kit.leased() == (0, 0)).await;
+}
+
+/// Scenario: an engine reports, tick after tick, more tokens in flight than were leased to it; then its views go stale.
+/// Guarantees: the larger counts, so that a second request finds no room; lost reports give none back (DESIGN §7 rules 2, 4).
+#[tokio::test]
+async fn what_an_engine_holds_beyond_its_leases_takes_room() {
+    let mut config = defaults();
+    config.policy.route.lease_tokens_max = 1000;
+    let kit = Kit::new(config, vec![Arc::new(Speaker::new("a"))]);
+    *kit.views.engine.lock().unwrap() = Some(EngineView {
+        reported_at: 0,
+        running: 1,
+        waiting: 0,
+        queued_prefill_tokens: 100,
+        context_tokens: 880,
+        blocks_used: 1,
+        blocks_total: 100,
+        ..EngineView::default()
+    });
+    let lease = kit.leases[0].reserve(10, 1000).unwrap();
+    for _ in 0..3 {
+        kit.gateway.tick().await;
+    }
+    assert_eq!(kit.leases[0].counted(), 980);
+    *kit.views.mode.lock().unwrap() = ViewMode::Stale;
+    *kit.views.engine.lock().unwrap() = None;
+    for _ in 0..5 {
+        kit.gateway.tick().await;
+    }
+    assert_eq!(kit.leases[0].counted(), 980, "silence gives nothing back");
+    assert!(kit.leases[0].reserve(21, 1000).is_none());
+    drop(lease);
 }
 
 /// Scenario: sixty requests at once over two instances with room for two each; every third client leaves at some point that
@@ -290,12 +344,13 @@ async fn a_storm_leaves_nothing_behind() {
     };
     kit.until("every arrival ends", || ends().0 == ends().1).await;
     assert!(ends().0 >= 40);
+    kit.until("the leases are back", || kit.leased() == (0, 0)).await;
     let requests = kit.rows.requests.lock().unwrap();
     for row in requests.iter().filter(|row| row.event == "arrived") {
         let mine: Vec<_> = requests.iter().filter(|other| other.request_id == row.request_id).collect();
         assert!(mine.iter().enumerate().all(|(place, row)| row.seq == place as u32 + 1), "{mine:?}");
     }
-    assert_eq!((kit.leased(), kit.gateway.dispatcher.queue_load().requests), ((0, 0), 0));
+    assert_eq!(kit.gateway.dispatcher.queue_load().requests, 0);
     assert_eq!(speaker.live.load(Ordering::SeqCst), 0);
 }
 

@@ -1,6 +1,7 @@
 //! The gateway over `oneshot`: status, body, headers, order of events, leases given back (SPEC E1).
 
 mod cassettes;
+mod deadlines;
 mod errors;
 mod flow;
 mod loss;

@@ -45,7 +45,7 @@ async fn a_recorded_run_decides_again() {
     assert!(report.is_clean(), "{report}");
     assert_eq!(report.replayed + report.without_policy, report.decisions, "{report}");
     assert!(report.without_policy == 1 && report.replayed >= 20, "{report}");
-    assert!(report.views >= 20 && report.prefixes >= 5 && report.published >= 1, "{report}");
+    assert!(report.views >= 20 && report.prefixes >= 5 && report.published >= 1 && report.forecasts >= 3, "{report}");
     check_kinds(&data);
     check_command(&data);
     check_changed_rows(&data, folder.path());
@@ -176,7 +176,9 @@ fn check_changed_rows(data: &Path, folder: &Path) {
     let changed =
         rewrite(data, &folder.join("step"), |rows| rows.steps.iter_mut().for_each(|step| step.step_us += 1000));
     assert!(changed.different > 0, "{changed}");
-    let is_of_steps = |of: &Difference| of.field.starts_with("figures of w") || of.of.starts_with("service times of ");
+    let is_of_steps = |of: &Difference| {
+        of.field.starts_with("figures of w") || of.field == "services" || of.of.starts_with("service times of ")
+    };
     assert!(changed.differences.iter().all(is_of_steps), "{changed}");
 }
 

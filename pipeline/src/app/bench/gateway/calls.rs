@@ -72,6 +72,7 @@ impl Question {
             },
             lane: Lane::L1,
             deadline: None,
+            drop_at: None,
             cache_salt: 0,
             sampling_offset: 0,
             class: None,

@@ -1,0 +1,196 @@
+//! One request's deadline from its arrival to how it fared: what was predicted, what came, and what is learnt from it (SPEC A4).
+//!
+//! Invariants: each request that ended, or was refused since a miss was predicted, has one row; one whose client left has none,
+//! since nobody knows how it would have ended. Predictions are compared with the time that the actual length took, so that the
+//! error of service times is learnt apart from that of lengths; a sequence that was dropped teaches what it had come to.
+//! Cost: O(1) a request. State: a few numbers a request.
+
+use std::sync::Arc;
+
+use super::{
+    Gateway,
+    dispatcher::{Demand, Grant},
+    recorder::Recorder,
+    registry::Model,
+};
+use crate::{
+    ids::Micros,
+    policy::{Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Wait, outlook},
+    rows::{SloReliabilityRow, SloRow},
+};
+
+/// How a request ended, as far as its deadline goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SloEnd {
+    Finished,
+    Failed,
+    /// The engine dropped it.
+    Late,
+    /// A miss was predicted.
+    Refused,
+}
+
+impl SloEnd {
+    fn name(self) -> &'static str {
+        match self {
+            SloEnd::Finished => "finished",
+            SloEnd::Failed => "failed",
+            SloEnd::Late => "late",
+            SloEnd::Refused => "refused",
+        }
+    }
+}
+
+/// See the file's header.
+#[derive(Debug, Clone)]
+pub struct SloCase {
+    pub seen: SloSeen,
+    pub model: Arc<Model>,
+    pub tier: Tier,
+    pub sequences: u32,
+    /// Decides whether a would-be refusal is let through to see.
+    pub lot: f64,
+    pub wait_us: Micros,
+    start: Option<Start>,
+}
+
+/// What was predicted when it got its lease.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    at: Micros,
+    run: Option<Run>,
+    meet: Option<f64>,
+}
+
+impl SloCase {
+    pub fn new(seen: SloSeen, demand: &Demand, lot: f64) -> Self {
+        let (model, tier, sequences) = (demand.model.clone(), demand.tier, demand.sequences);
+        Self { seen, model, tier, sequences, lot, wait_us: 0, start: None }
+    }
+
+    /// It got its lease; what it takes from here is predicted once more, to be compared.
+    pub fn started(&mut self, gateway: &Gateway, grant: &Grant, (tenant, class): (&str, Tier)) {
+        let (reading, policy) = (&grant.reading, &self.model.policy);
+        let look = (&reading.view, reading.now);
+        let forecast = gateway.dispatcher.forecast(&self.model, look, (tenant, class), reading.prompt_tokens);
+        let chosen = grant.placement.candidates.iter().find(|cost| cost.instance == grant.instance);
+        let candidates = chosen.map(std::slice::from_ref).unwrap_or_default();
+        let request = OutlookRequest {
+            now: reading.now,
+            deadline: &self.seen.deadline,
+            tier: self.tier,
+            prompt_tokens: reading.prompt_tokens,
+            max_tokens: reading.max_tokens / self.sequences.max(1),
+            sequences: self.sequences,
+            candidates,
+            view: &reading.view,
+            wait: Wait::None,
+        };
+        let run = chosen.and_then(|cost| Run::of(&request, cost, &forecast.forecast));
+        let found = outlook(&request, &forecast.forecast, policy.deadline.chances(self.tier));
+        self.start = Some(Start { at: reading.now, run, meet: found.map(|outlook| outlook.meet) });
+    }
+
+    fn margin(&self, recorder: &Recorder, (end, now): (SloEnd, Micros)) -> Option<Micros> {
+        let deadline = &self.seen.deadline;
+        match (end, recorder.first_token_at()) {
+            (SloEnd::Refused | SloEnd::Failed, _) => None,
+            (_, Some(first)) => Some(deadline.margin(first, (now, self.longest(recorder)))),
+            (_, None) => Some(deadline.first_token - now),
+        }
+    }
+
+    /// Tokens of one sequence, taking them to be alike.
+    fn longest(&self, recorder: &Recorder) -> u32 {
+        recorder.output_tokens() / self.sequences.max(1)
+    }
+
+    /// What its end teaches.
+    pub fn teach(&self, recorder: &Recorder, (end, now): (SloEnd, Micros), learnt: &mut Learnt) {
+        if matches!(end, SloEnd::Refused | SloEnd::Failed) {
+            return;
+        }
+        if let Some(Start { at, run: Some(run), .. }) = &self.start {
+            let seconds = |until: Micros| (until - at) as f64 / 1e6;
+            let first = recorder.first_token_at().unwrap_or(now);
+            learnt.skill.learn_first(run.plain_first().mean, seconds(first));
+            if recorder.first_token_at().is_some() {
+                learnt.skill.learn_whole(run.plain_whole(self.longest(recorder)).mean, seconds(now));
+            }
+        }
+        if let Some(outlook) = &self.seen.outlook {
+            let is_met = end == SloEnd::Finished && self.margin(recorder, (end, now)).is_some_and(|left| left >= 0);
+            learnt.reliability.learn(self.tier, outlook.meet, if is_met { Met::Yes } else { Met::No });
+        }
+    }
+
+    pub fn row(&self, recorder: &Recorder, (end, now): (SloEnd, Micros)) -> SloRow {
+        let arrived = recorder.arrived_at();
+        let seconds = |until: Micros| (until - arrived) as f64 / 1e6;
+        let margin = self.margin(recorder, (end, now));
+        let is_met = match end {
+            SloEnd::Refused => None,
+            SloEnd::Failed | SloEnd::Late => Some(false),
+            SloEnd::Finished => margin.map(|left| left >= 0),
+        };
+        let Outlooks { first, whole, meet } = Outlooks::of(self.seen.outlook.as_ref());
+        SloRow {
+            at: now,
+            request_id: recorder.request_id().into(),
+            model: self.model.name().into(),
+            tenant: recorder.tenant().into(),
+            tier: self.tier.name().into(),
+            instance: recorder.instance().map(|instance| instance.0),
+            outcome: end.name().into(),
+            is_stated: self.seen.deadline.is_stated,
+            is_met,
+            margin_seconds: margin.map(|us| us as f64 / 1e6),
+            first_token_budget_seconds: seconds(self.seen.deadline.first_token),
+            whole_budget_seconds: self.seen.deadline.whole_by(self.longest(recorder).max(1)).map(seconds),
+            first_token_seconds: recorder.first_token_at().map(seconds),
+            whole_seconds: seconds(now),
+            wait_seconds: self.wait_us as f64 / 1e6,
+            predicted_first_token_seconds: first,
+            predicted_whole_seconds: whole,
+            meet_probability: meet,
+            start_meet_probability: self.start.and_then(|start| start.meet),
+            is_trial: self.seen.is_trial,
+            prompt_tokens: recorder.prompt_tokens(),
+            cached_tokens: recorder.cached_tokens(),
+            output_tokens: recorder.output_tokens(),
+        }
+    }
+}
+
+struct Outlooks {
+    first: Option<f64>,
+    whole: Option<f64>,
+    meet: Option<f64>,
+}
+
+impl Outlooks {
+    fn of(outlook: Option<&Outlook>) -> Self {
+        Self {
+            first: outlook.map(|outlook| outlook.first_token_seconds),
+            whole: outlook.map(|outlook| outlook.whole_seconds),
+            meet: outlook.map(|outlook| outlook.meet),
+        }
+    }
+}
+
+/// The curve as rows.
+pub fn reliability_rows(learnt: &Learnt, (model, as_of): (&str, Micros)) -> Vec<SloReliabilityRow> {
+    let width = 1.0 / crate::policy::BINS as f64;
+    let row = |(tier, place, bin): (Tier, usize, crate::policy::Bin)| SloReliabilityRow {
+        as_of,
+        model: model.into(),
+        tier: tier.name().into(),
+        predicted_from: place as f64 * width,
+        predicted_to: (place + 1) as f64 * width,
+        requests: bin.requests,
+        met: bin.met,
+        predicted_mean: bin.predicted / bin.requests as f64,
+        met_share: bin.met as f64 / bin.requests as f64,
+    };
+    learnt.reliability.bins().map(row).collect()
+}
