@@ -276,7 +276,7 @@ impl Trip {
             Fault::Busy(detail) => {
                 let message = format!("Every worker is busy ({detail}). Please try again later.");
                 let (reason, retry_after) = (RejectReason::QueueFull, Duration::from_secs(2));
-                (detail, ApiError::Overloaded { reason, retry_after, message })
+                (detail, ApiError::Overloaded { reason, retry_after, message, outlook: None })
             }
             Fault::Lost(detail) => {
                 worker.report_lost();

@@ -17,6 +17,7 @@ use engine::grammar::GrammarSource;
 
 use super::{record::PrefixRecord, upstream::Upstream};
 use crate::{
+    dataflow::{ForecastRequest, Predicted},
     gateway::{
         deps::ViewSource,
         instances::{
@@ -180,6 +181,11 @@ impl ViewSource for Fleet {
 
     fn prefix_hits(&self, prompts: &[Vec<u64>], block_size: usize) -> PrefixReading {
         self.record.read(prompts, block_size)
+    }
+
+    /// Engines of others tell no steps, so nothing is predicted of them, and nobody is refused for a prediction.
+    fn forecast(&self, _request: &ForecastRequest<'_>) -> (Predicted, Option<Micros>) {
+        (Predicted::default(), None)
     }
 }
 

@@ -156,7 +156,7 @@ impl ForeignModels {
             (_, Ok(asked)) => Taken::Refused(match asked.model {
                 None => params::missing("model"),
                 Some(model) if pools.is_empty() => {
-                    decision::overloaded((RejectReason::NoInstance, Duration::from_secs(5)), None, &model)
+                    decision::overloaded((RejectReason::NoInstance, Duration::from_secs(5)), (None, None), &model)
                 }
                 Some(model) => self.unknown(gateway, &model),
             }),
