@@ -1,7 +1,7 @@
 //! A table that is written as it comes: CSV, JSON, Arrow or Parquet, by the name's ending.
 //!
 //! Invariant: a file under its own name is whole: it is written beside it, under the name with `.part`, and renamed at the end.
-//! Memory: [`BATCH_ROWS`] rows, however long the table gets.
+//! Memory: [`BATCH_ROWS`] rows, and in Parquet the row group being written, however long the table gets.
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_arrow::schema::{SchemaLike, TracingOptions};
 
 /// Rows held before they are written.
-const BATCH_ROWS: usize = 8192;
+const BATCH_ROWS: usize = 2048;
 
 /// See the module. `R`: a struct of values, with a time in the field `at`.
 pub(super) struct Table<R> {
@@ -114,6 +114,9 @@ impl Form {
                 let text = encode::json(&batch.schema(), batches)?;
                 let objects = &text[1..text.len() - 1];
                 let is_due = std::mem::replace(header, Header::Written) == Header::Due;
+                if !is_due && objects.is_empty() {
+                    return Ok(());
+                }
                 file.write_all(if is_due { b"[" } else { b",\n" })?;
                 file.write_all(objects)?;
             }
