@@ -212,3 +212,46 @@ async fn fronts_are_remembered_until_a_worker_goes() {
     assert_eq!(post(&server, &ask("once ", 10)).await.0, 200);
     assert_eq!(kept.seen().len(), 2, "{:?}", server.sql(hits).await);
 }
+
+/// Scenario: a model file without workers of our own counts the tokens; then the same model is served by one of our own beside
+/// a foreign worker of another.
+/// Guarantees: counts and blocks are the file's; each model is served by whose it is, and both are listed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_file_counts_or_serves_beside() {
+    let worker = ForeignWorker::start("theirs").await;
+    let folder = tempfile::tempdir().unwrap();
+    let settings = "[foreign]\nhealth_interval = \"50ms\"\n[workers]\ncount = ";
+    let model = folder.path().join("tiny.gguf");
+    std::fs::write(&model, engine::model::tiny::tiny_llama_gguf(7)).unwrap();
+    let arguments = [format!("--model={}", model.display()), format!("--worker-url={}", worker.url)];
+    let Some(server) = Server::start_with(folder.path(), &format!("{settings}0\n"), &arguments).await else { return };
+    all_ready(&server, 1).await;
+    assert_eq!(post(&server, &body(false)).await.1, WHOLE);
+    let arrived = "select prompt_tokens, block_tokens from requests where event = 'arrived'";
+    let arrived = server.until(arrived, |rows| rows.len() == 1).await;
+    let by_bytes = 3;
+    assert_eq!(arrived[0]["block_tokens"], 16, "{arrived:?}");
+    assert_ne!(arrived[0]["prompt_tokens"], by_bytes, "{arrived:?}");
+    server.stop();
+
+    let second = tempfile::tempdir().unwrap();
+    let Some(server) = Server::start_with(second.path(), &format!("{settings}1\n"), &arguments).await else { return };
+    let ready = "select distinct model from instances where state = 'ready'";
+    server.until(ready, |rows| rows.len() == 2).await;
+    let own = body(false).replace("theirs", "tiny");
+    server
+        .until("select 1 as one from instances where state = 'ready' and model = 'tiny'", |rows| !rows.is_empty())
+        .await;
+    assert_eq!((post(&server, &own).await.0, post(&server, &body(false)).await.1.as_str()), (200, WHOLE));
+    let models: Value = server.get("/v1/models").await.unwrap().json().await.unwrap();
+    let owners: Vec<_> = models["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| (model["id"].as_str(), model["owned_by"].as_str()))
+        .collect();
+    assert_eq!(owners, [(Some("tiny"), Some("evenkeel")), (Some("theirs"), Some("foreign"))]);
+    let decided = "select distinct model, view_mode = 'approximate' as approximate from decisions where outcome = 'admit' \
+                   and model = 'tiny'";
+    assert_eq!(server.sql(decided).await, [json!({"model": "tiny", "approximate": false})]);
+}
