@@ -1,4 +1,4 @@
-//! Live context tokens and open requests per 500-token atom and instance, and per atom, instance, region, model, model and
+//! Live context tokens, those of them not cached, and open requests per 500-token atom and instance, and per atom, instance, region, model, model and
 //! tier, model and atom, kept incrementally from arrivals, growth and completions (B2).
 //!
 //! Invariant: the totals are those of the set of rows seen so far, whatever their order and however often each came:
@@ -6,7 +6,7 @@
 //! Cost: per epoch O(n log n) in its rows to group them by request, one map access per request touched, then
 //! differential's O(log keys) per key changed. A request that grows within its atom is one update of each of its keys; one
 //! that grows past it is two updates of the keys that name the atom, and one of the others.
-//! State: 40 bytes per open request (at most `max_open` per worker; at the bound the request open for longest is dropped
+//! State: 48 bytes per open request (at most `max_open` per worker; at the bound the request open for longest is dropped
 //! and reported) and 24 per remembered end (at most `max_closed`; at the bound the oldest end is forgotten, after which a
 //! row that late would open its request again); one total per key.
 use std::collections::VecDeque;
@@ -70,7 +70,7 @@ pub fn totals<'scope>(
 /// });
 /// let mut totals: Vec<_> = totals.extract().into_iter().flat_map(|(_, changes)| changes).collect();
 /// totals.sort();
-/// let total = LoadTotal { tokens: 510, requests: 1 };
+/// let total = LoadTotal { tokens: 510, uncached: 510, requests: 1 };
 /// assert_eq!(totals[0], ((LoadKey::Cell { instance: 3, atom: 1 }, total), 0, 1));
 /// assert_eq!(totals[1], ((LoadKey::Atom(1), total), 0, 1));
 /// assert_eq!(totals[2], ((LoadKey::Instance(3), total), 0, 1));
@@ -122,9 +122,16 @@ impl Place {
 struct Open {
     place: Place,
     tokens: u32,
+    cached: u32,
     seq: u32,
     /// Which opening of this worker it was: tells a live entry of `LoadFold::order` from one left behind.
     opening: u64,
+}
+
+impl Open {
+    fn load(self) -> LoadTotal {
+        LoadTotal::one(self.tokens).less_cached(self.cached)
+    }
 }
 
 pub(crate) struct LoadFold {
@@ -155,9 +162,9 @@ impl LoadFold {
     /// The request counts by `open` no more, and by `now` from here on: one difference if the place stays.
     fn shift(&mut self, before: Option<Open>, now: Option<Open>) {
         let (gone, come) = (before.map(|open| open.place), now.map(|open| open.place));
-        let mut less = before.map_or(LoadTotal::default(), |open| LoadTotal::one(open.tokens));
+        let mut less = before.map_or(LoadTotal::default(), Open::load);
         less.negate();
-        let more = now.map_or(LoadTotal::default(), |open| LoadTotal::one(open.tokens));
+        let more = now.map_or(LoadTotal::default(), Open::load);
         if gone == come {
             less.plus_equals(&more);
             self.places.extend(gone.map(|place| (place, less)));
@@ -218,7 +225,8 @@ impl LoadFold {
                 self.openings
             }
         };
-        let open = Open { place: Place::of(latest), tokens: latest.tokens, seq: latest.seq, opening };
+        let open =
+            Open { place: Place::of(latest), tokens: latest.tokens, cached: latest.cached, seq: latest.seq, opening };
         self.shift(before, Some(open));
         self.open.insert(latest.request, open);
     }

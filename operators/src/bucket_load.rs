@@ -105,8 +105,8 @@ pub struct BucketLoads<'scope> {
 /// let mut changes: Vec<_> = changes.extract().into_iter().flat_map(|(_, changes)| changes).collect();
 /// changes.sort();
 /// let bucket = |bucket| LoadKey::Bucket { model: 0, bucket };
-/// assert_eq!(changes[0], (bucket(7), 0, LoadTotal { tokens: 400, requests: 1 }));
-/// assert_eq!(changes[1], (bucket(8), 0, LoadTotal { tokens: 1500, requests: 2 }));
+/// assert_eq!(changes[0], (bucket(7), 0, LoadTotal { tokens: 400, uncached: 400, requests: 1 }));
+/// assert_eq!(changes[1], (bucket(8), 0, LoadTotal { tokens: 1500, uncached: 1500, requests: 2 }));
 /// ```
 pub trait BucketLoad<'scope> {
     /// Sums the changes of [`LoadKey::ModelAtom`] keys by the buckets of `plans`; held by model.

@@ -1,4 +1,4 @@
-//! Load as a difference: `(tokens, requests)` added up by differential dataflow itself, so that a total costs one
+//! Load as a difference: `(tokens, uncached tokens, requests)` added up by differential dataflow itself, so that a total costs one
 //! number per key and never a list of requests (B2).
 //!
 //! Invariant: additions commute, and a total is zero exactly when no open request counts in its key.
@@ -18,25 +18,33 @@ pub fn atom_of(tokens: u32) -> u32 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LoadTotal {
     pub tokens: i64,
+    /// Of the tokens, those that were not cached when their request came: the work it is.
+    pub uncached: i64,
     pub requests: i64,
 }
 
 impl LoadTotal {
-    /// One request of `tokens`.
+    /// One request of `tokens`, none of them cached.
     pub fn one(tokens: u32) -> Self {
-        Self { tokens: tokens.into(), requests: 1 }
+        Self { tokens: tokens.into(), uncached: tokens.into(), requests: 1 }
+    }
+
+    /// The same with `cached` tokens found in a cache.
+    pub fn less_cached(self, cached: u32) -> Self {
+        Self { uncached: (self.uncached - i64::from(cached)).max(0), ..self }
     }
 }
 
 impl IsZero for LoadTotal {
     fn is_zero(&self) -> bool {
-        self.tokens == 0 && self.requests == 0
+        self.tokens == 0 && self.uncached == 0 && self.requests == 0
     }
 }
 
 impl Semigroup for LoadTotal {
     fn plus_equals(&mut self, other: &Self) {
         self.tokens += other.tokens;
+        self.uncached += other.uncached;
         self.requests += other.requests;
     }
 }
@@ -50,6 +58,7 @@ impl Monoid for LoadTotal {
 impl Abelian for LoadTotal {
     fn negate(&mut self) {
         self.tokens = -self.tokens;
+        self.uncached = -self.uncached;
         self.requests = -self.requests;
     }
 }

@@ -38,6 +38,8 @@ pub struct LoadRow {
     pub instance: u32,
     /// Live context, in tokens; at most [`MAX_TOKENS`].
     pub tokens: u32,
+    /// Of these, how many were believed cached where the request was placed.
+    pub cached: u32,
     pub event: LoadEvent,
     /// The cluster the instance stands in.
     pub region: u16,

@@ -18,14 +18,17 @@ macro_rules! row {
     };
 }
 
+mod buckets;
 mod funnel;
 mod replay;
 mod slo;
 
+pub use buckets::BucketRow;
+
 pub use funnel::{DiagnosisRow, FunnelRow, FunnelWindowRow};
 pub use replay::{
-    EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, QueueStepRow, ServiceInputRow, SettingsRow,
-    ShadowDecisionRow,
+    EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, QueueStepRow, SeatRow, ServiceInputRow,
+    SettingsRow, ShadowDecisionRow,
 };
 pub use slo::{SloReliabilityRow, SloRow};
 mod mrc;
@@ -55,6 +58,7 @@ pub struct RequestRow {
     pub session_hash: Option<u64>,
     pub turns: Option<u32>,
     pub tenant_class: Option<String>,
+    pub expected_hit_tokens: Option<u32>,
 }
 row!(RequestRow => Requests);
 
@@ -75,6 +79,15 @@ pub struct CandidateRow {
     pub error_seconds: f64,
     pub compared_seconds: f64,
     pub has_room: Option<bool>,
+}
+
+/// How the request fits the bucket of one candidate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BucketFitRow {
+    pub instance: u32,
+    pub fit: String,
+    pub work_tokens: u64,
+    pub bucket_seconds: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -109,6 +122,7 @@ pub struct DecisionRow {
     pub predicted_whole_seconds: Option<f64>,
     pub meet_probability: Option<f64>,
     pub is_trial: Option<bool>,
+    pub bucket_fits: Option<Vec<BucketFitRow>>,
 }
 row!(DecisionRow => Decisions);
 
@@ -208,6 +222,7 @@ pub struct LoadTotalsRow {
     pub bucket: Option<u32>,
     pub tokens: i64,
     pub requests: i64,
+    pub uncached_tokens: Option<i64>,
 }
 row!(LoadTotalsRow => LoadTotals);
 

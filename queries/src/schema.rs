@@ -5,6 +5,8 @@
 //! Every field carries `comment` and, where it has one, `unit` as Arrow field metadata; snapshots keep both. Times are
 //! microseconds since the epoch in UTC. `NULL` means unknown or not applicable, never zero.
 
+mod buckets;
+mod load;
 mod mrc;
 mod predictors;
 mod slo;
@@ -39,6 +41,8 @@ pub enum Topic {
     AtomLoad,
     /// View: live load per region, model, tier and bucket (SPEC B2).
     LoadTotals,
+    /// Bucket plans: how the length axis of a model is cut, and who serves what (SPEC B3).
+    Buckets,
     /// View: distribution of finished requests per model and tier (SPEC D4).
     RequestDistribution,
     /// View: active sessions per model (SPEC D4).
@@ -85,7 +89,7 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 28] = [
+    pub const ALL: [Topic; 29] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::ShadowDecisions,
@@ -94,6 +98,7 @@ impl Topic {
         Topic::Instances,
         Topic::AtomLoad,
         Topic::LoadTotals,
+        Topic::Buckets,
         Topic::RequestDistribution,
         Topic::SessionActivity,
         Topic::ServiceTime,
@@ -127,6 +132,7 @@ impl Topic {
             Topic::Instances => "instances",
             Topic::AtomLoad => "atom_load",
             Topic::LoadTotals => "load_totals",
+            Topic::Buckets => "buckets",
             Topic::RequestDistribution => "request_distribution",
             Topic::SessionActivity => "session_activity",
             Topic::ServiceTime => "service_time",
@@ -193,8 +199,9 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::EngineSteps => engine_steps(),
         Topic::KvEvents => kv_events(),
         Topic::Instances => instances(),
-        Topic::AtomLoad => atom_load(),
-        Topic::LoadTotals => load_totals(),
+        Topic::AtomLoad => load::atom_load(),
+        Topic::LoadTotals => load::load_totals(),
+        Topic::Buckets => buckets::buckets(),
         Topic::RequestDistribution => traffic::request_distribution(),
         Topic::SessionActivity => traffic::session_activity(),
         Topic::ServiceTime => predictors::service_time(),
@@ -251,6 +258,12 @@ fn requests() -> Vec<Field> {
         )),
         optional(number("turns", DataType::UInt32, "", "arrived: user messages of the conversation so far")),
         optional(text("tenant_class", "best tier the tenant may have")),
+        optional(number(
+            "expected_hit_tokens",
+            DataType::UInt32,
+            "tokens",
+            "prompt tokens that routing believed cached at the instance",
+        )),
     ]
 }
 
@@ -327,6 +340,18 @@ fn decisions() -> Vec<Field> {
         predicted("predicted_whole_seconds", "to the end of an answer of mean length, there"),
         optional(number("meet_probability", DataType::Float64, "", "predicted chance of the deadline, there")),
         optional(number("is_trial", DataType::Boolean, "", "it would have been refused and was let through to see")),
+        optional(
+            Field::new(
+                "bucket_fits",
+                DataType::List(Arc::new(Field::new("item", DataType::Struct(buckets::bucket_fit()), false))),
+                true,
+            )
+            .with_metadata(HashMap::from([(
+                "comment".to_string(),
+                "how the request fits the bucket of each candidate; NULL where no bucket plan says anything"
+                    .to_string(),
+            )])),
+        ),
     ]
 }
 
@@ -421,30 +446,6 @@ fn instances() -> Vec<Field> {
         optional(text("detail", "why, in words")),
         optional(number("phase_us", DataType::Int64, "us", "time spent in the state before this one")),
         optional(text("variant", "variant of the model it serves")),
-    ]
-}
-
-fn atom_load() -> Vec<Field> {
-    vec![
-        stamp("as_of", "state of the view"),
-        number("instance", DataType::UInt32, "", "instance"),
-        number("from_tokens", DataType::UInt32, "tokens", "start of the 500-token atom, inclusive"),
-        number("to_tokens", DataType::UInt32, "tokens", "end of the atom, exclusive"),
-        number("tokens", DataType::Int64, "tokens", "context tokens of live requests in the atom"),
-        number("requests", DataType::Int64, "requests", "live requests in the atom"),
-    ]
-}
-
-fn load_totals() -> Vec<Field> {
-    vec![
-        stamp("as_of", "state of the view"),
-        text("grouped_by", "region, model, tier (of a model) or bucket (of a model): what the row is a sum over"),
-        optional(number("region", DataType::UInt32, "", "region")),
-        optional(text("model", "model name")),
-        optional(text("tier", "High, Medium or Low")),
-        optional(number("bucket", DataType::UInt32, "", "bucket of the model's plan in force; 0 where there is none")),
-        number("tokens", DataType::Int64, "tokens", "context tokens of live requests"),
-        number("requests", DataType::Int64, "requests", "live requests"),
     ]
 }
 
@@ -547,6 +548,12 @@ fn text(name: &str, comment: &str) -> Field {
 /// A list of texts.
 fn texts(name: &str, comment: &str) -> Field {
     let item = Field::new("item", DataType::Utf8, false);
+    described(Field::new(name, DataType::List(Arc::new(item)), false), "", comment)
+}
+
+/// A list of numbers of instances.
+fn numbers(name: &str, comment: &str) -> Field {
+    let item = Field::new("item", DataType::UInt32, false);
     described(Field::new(name, DataType::List(Arc::new(item)), false), "", comment)
 }
 

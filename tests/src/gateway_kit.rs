@@ -119,6 +119,7 @@ impl ViewSource for TestViews {
             leased_tokens: entry.leases.counted(),
             leased_requests: entry.leases.requests(),
             fetch: entry.fetch,
+            bucket: None,
             engine: *self.engine.lock().unwrap(),
         };
         let instances = self.directory.load().iter().map(view).collect();

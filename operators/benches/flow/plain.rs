@@ -36,6 +36,7 @@ impl PlainLoad {
         for key in keys(row) {
             let total = self.totals.entry(key).or_default();
             total.tokens += sign * i64::from(row.tokens);
+            total.uncached += sign * i64::from(row.tokens.saturating_sub(row.cached));
             total.requests += sign;
             changed.insert(key, ());
         }

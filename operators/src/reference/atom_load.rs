@@ -79,6 +79,7 @@ impl SlowAtomLoad {
             ] {
                 let total = totals.entry(key).or_default();
                 total.tokens += i64::from(row.tokens);
+                total.uncached += i64::from(row.tokens.saturating_sub(row.cached));
                 total.requests += 1;
             }
         }

@@ -47,6 +47,7 @@ impl SlowBucketLoad {
             }
             let total = buckets.entry(LoadKey::Bucket { model, bucket }).or_default();
             total.tokens += load.tokens;
+            total.uncached += load.uncached;
             total.requests += load.requests;
         }
         buckets.retain(|_, total| *total != LoadTotal::default());

@@ -18,16 +18,20 @@ fn rows(requests: u64) -> impl Strategy<Value = LoadRow> {
     let seq = prop_oneof![1 => Just(0u32), 30 => 1..20u32];
     let tokens = prop_oneof![1 => Just(u32::MAX), 30 => 0..2500u32, 5 => 499..502u32];
     // An instance serves one model in one region, as it does in a fleet; the tier is the request's own.
-    (1..=requests, 0..4u32, seq, tokens, event).prop_map(|(request, instance, seq, tokens, event)| LoadRow {
-        request,
-        seq,
-        instance,
-        tokens,
-        event,
-        region: (instance % 2) as u16,
-        model: instance / 2,
-        tier: (request % 3) as u8,
-    })
+    let cached = prop_oneof![1 => Just(0u32), 1 => 0..1500u32];
+    (1..=requests, 0..4u32, seq, (tokens, cached), event).prop_map(
+        |(request, instance, seq, (tokens, cached), event)| LoadRow {
+            request,
+            seq,
+            instance,
+            tokens,
+            cached,
+            event,
+            region: (instance % 2) as u16,
+            model: instance / 2,
+            tier: (request % 3) as u8,
+        },
+    )
 }
 
 struct Run {
@@ -71,7 +75,9 @@ fn declared(rows: &[LoadRow]) -> BTreeMap<LoadKey, LoadTotal> {
             LoadKey::ModelAtom { model, atom },
         ] {
             let total = totals.entry(key).or_default();
-            *total = LoadTotal { tokens: total.tokens + i64::from(row.tokens), requests: total.requests + 1 };
+            total.tokens += i64::from(row.tokens);
+            total.uncached += i64::from(row.tokens.saturating_sub(row.cached));
+            total.requests += 1;
         }
     }
     totals
@@ -188,8 +194,8 @@ fn growth_past_an_atom_moves_by_two_updates() {
         assert_eq!(counts(8), [0; 4], "a row after the end");
         let past = LoadKey::Atom(1);
         let of = |epoch: u64| differences[&epoch].iter().find(|(key, _)| *key == past).map(|(_, load)| *load);
-        assert_eq!(of(3), Some(LoadTotal { tokens: 500, requests: 1 }));
-        assert_eq!(of(4), Some(LoadTotal { tokens: -500, requests: -1 }));
+        assert_eq!(of(3), Some(LoadTotal { tokens: 500, uncached: 500, requests: 1 }));
+        assert_eq!(of(4), Some(LoadTotal { tokens: -500, uncached: -500, requests: -1 }));
     }
 }
 

@@ -241,7 +241,7 @@ fn a_total_that_goes_is_told_as_zero() {
         }
     });
     let epochs = joined(&delivered);
-    let (one, none) = (LoadTotal { tokens: 700, requests: 1 }, LoadTotal::default());
+    let (one, none) = (LoadTotal { tokens: 700, uncached: 700, requests: 1 }, LoadTotal::default());
     for (epoch, total) in [(0, one), (1, none)] {
         let changes = &epochs[&epoch];
         assert_eq!(changes.atom, vec![((1, 1), total)]);

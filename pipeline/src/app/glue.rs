@@ -10,6 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 
+use super::plan_book::PlanBook;
 use crate::{
     bus::{Bus, Origin},
     dataflow::{FlowViews, ForecastRequest, Predicted, engine_view, read_forecast, read_prefixes, view_mode},
@@ -18,7 +19,7 @@ use crate::{
         instances::{InstanceDirectory, InstanceEntry, InstanceState},
     },
     ids::{InstanceId, Micros},
-    policy::{ClusterView, EngineView, InstanceView, PrefixReading},
+    policy::{BucketSeat, ClusterView, EngineView, InstanceView, PrefixReading},
     rows::{
         DecisionRow, FaultRow, InstanceRow, PolicyInputRow, RequestRow, Row, SettingsRow, SloReliabilityRow, SloRow,
     },
@@ -99,6 +100,8 @@ impl RemoteSink for BusSink {
 pub struct Views {
     pub directory: Arc<InstanceDirectory>,
     pub flow: Option<Arc<FlowViews>>,
+    /// Bucket plans in force.
+    pub plans: Arc<PlanBook>,
     /// Older views are not read (`dataflow.stale_after`).
     pub stale_after_us: i64,
 }
@@ -113,7 +116,8 @@ impl ViewSource for Views {
             let (state, found) = state.as_ref().and_then(|state| Some((state, state.instances.get(&entry.id.0)?)))?;
             (found.step.epoch == entry.epoch.0).then(|| engine_view(state, *found))
         };
-        let instances = entries.iter().map(|entry| instance_view(entry, figures(entry))).collect();
+        let seat = |entry: &InstanceEntry| self.plans.seat(entry.id, entry.leases.borrowed());
+        let instances = entries.iter().map(|entry| instance_view(entry, figures(entry), seat(entry))).collect();
         let least_loaded = self.directory.least_loaded();
         ClusterView { mode, as_of: state.and_then(|state| state.as_of), instances, least_loaded }
     }
@@ -132,7 +136,7 @@ impl ViewSource for Views {
     }
 }
 
-fn instance_view(entry: &InstanceEntry, engine: Option<EngineView>) -> InstanceView {
+fn instance_view(entry: &InstanceEntry, engine: Option<EngineView>, bucket: Option<BucketSeat>) -> InstanceView {
     InstanceView {
         instance: entry.id,
         epoch: entry.epoch,
@@ -142,6 +146,7 @@ fn instance_view(entry: &InstanceEntry, engine: Option<EngineView>) -> InstanceV
         leased_tokens: entry.leases.counted(),
         leased_requests: entry.leases.requests(),
         fetch: entry.fetch,
+        bucket,
         engine,
     }
 }

@@ -11,6 +11,7 @@
 //! | `explain` | `GET /v1/requests/{id}/explain`: why a request went as it did |
 //! | `shadow` | policies on the live stream that decide and do not act |
 //! | `live`, `page` | the stream behind the page, and the page |
+//! | `bucket_planner`, `plan_book`, `capacity_file` | bucket plans: cut from the live load, in force, and what they are weighed by |
 //! | `plant_metrics` | metrics of bus, log and dataflow |
 //! | `view_reports` | refused rows and what the cache index says of itself, as rows |
 //! | `remote` | `evenkeel sql` and `evenkeel snapshot`: clients of a running server |
@@ -24,7 +25,9 @@
 //! have one of their own (DESIGN §7 rule 9).
 
 pub mod bench;
+mod bucket_planner;
 mod calibrate;
+mod capacity_file;
 pub mod cli;
 mod driver;
 pub mod explain;
@@ -32,6 +35,7 @@ pub mod glue;
 pub mod http;
 pub mod live;
 pub mod page;
+mod plan_book;
 mod plant_metrics;
 mod quality;
 pub mod remote;

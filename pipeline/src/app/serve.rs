@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tower_http::cors::{self, AllowOrigin, CorsLayer};
 
 use super::{
+    bucket_planner,
     explain::{self, ExplainDoor},
     glue::{BusSink, Views, WallClock},
     http, live, page,
@@ -149,6 +150,7 @@ impl Plant {
         let views = Arc::new(Views {
             directory: directory.clone(),
             flow: flow.as_ref().map(Dataflow::views),
+            plans: Arc::default(),
             stale_after_us: config.dataflow.stale_after.as_micros() as Micros,
         });
         Ok(Self { bus, guard, tables, flow, views, directory })
@@ -183,6 +185,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         if config.workers.count > 0 { (models, None) } else { (Vec::new(), models.first().map(Loaded::text)) };
     let names: Vec<&str> = models.iter().map(|loaded| loaded.model.name.as_str()).collect();
     let recorded = Recorded::of(config, &names, config.workers.block_size);
+    let families = models.iter().map(|loaded| (loaded.model.name.clone(), loaded.text.family().to_string())).collect();
     let row = SettingsRow {
         at: WallClock.now(),
         id: recorded.id(),
@@ -202,6 +205,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         tokio::spawn(tick(gateway.clone())),
         runtimes.ingest.spawn(live::run(plant.bus.clone(), plant.views.clone(), || WallClock.now(), events)),
         runtimes.ingest.spawn(view_reports::ask_workers(plant.views.clone(), config.dataflow.audit_interval)),
+        runtimes.ingest.spawn(bucket_planner::run(config.clone(), families, (plant.bus.clone(), plant.views.clone()))),
         runtimes.ingest.spawn(publish_views(config.clone(), plant.bus.clone(), plant.views.clone())),
     ];
     super::plant_metrics::register(&metrics, plant.bus.clone(), plant.views.clone());

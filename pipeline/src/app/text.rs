@@ -40,6 +40,7 @@ pub enum TextError {
 /// See the module.
 pub struct ModelText {
     name: String,
+    family: String,
     context: usize,
     block_size: usize,
     tokenizer: Tokenizer,
@@ -70,9 +71,15 @@ impl ModelText {
             .transpose()
             .map_err(|error| TextError::Template(error.to_string()))?;
         let context = if path == "simulated" { SIMULATED_CONTEXT } else { ModelConfig::read(&gguf)?.context };
+        let family = gguf.find_text("general.architecture")?.unwrap_or_default().to_string();
         let (name, is_simulated) = (name.into(), path == "simulated");
         let grammars = OnceLock::new();
-        Ok(Self { name, context, block_size, tokenizer, template, taught, is_simulated, grammars })
+        Ok(Self { name, family, context, block_size, tokenizer, template, taught, is_simulated, grammars })
+    }
+
+    /// Family of the model, as in its file; empty: not said.
+    pub fn family(&self) -> &str {
+        &self.family
     }
 
     pub fn vocab_size(&self) -> usize {

@@ -121,8 +121,15 @@ pub(super) fn refuse_unknown_keys(text: &str, path: &Path) -> Result<(), ConfigE
 
 /// Lists of tables hold their own fields, which serde checks; tenants have any name.
 fn is_free_form(key: &str) -> bool {
-    let lists =
-        ["server.keys", "foreign.workers", "model.variants", "models", "shadow.policies", "policy.variants.by_tenant."];
+    let lists = [
+        "server.keys",
+        "foreign.workers",
+        "model.variants",
+        "models",
+        "shadow.policies",
+        "policy.variants.by_tenant.",
+        "policy.buckets.families.",
+    ];
     lists.iter().any(|list| key.starts_with(list))
 }
 

@@ -149,6 +149,7 @@ pub struct Workers {
     pub draft_model: String,
     pub draft_tokens_max: usize,
     pub verify_interval: usize,
+    pub capacity_file: PathBuf,
     #[serde(with = "humantime_serde")]
     pub start_timeout: Duration,
     #[serde(with = "humantime_serde")]
@@ -230,6 +231,7 @@ pub struct Policy {
     pub queue: crate::policy::QueueConfig,
     pub deadline: crate::policy::DeadlineConfig,
     pub route: crate::policy::RouteConfig,
+    pub buckets: crate::policy::BucketConfig,
     pub variants: crate::policy::VariantConfig,
 }
 

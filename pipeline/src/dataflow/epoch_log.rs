@@ -51,6 +51,7 @@ impl EpochLog {
             Topic::KvEvents => (2, &mut open.kv_events_from, &mut open.kv_events_to),
             Topic::Decisions => (3, &mut open.decisions_from, &mut open.decisions_to),
             Topic::Instances => (4, &mut open.instances_from, &mut open.instances_to),
+            Topic::Buckets => (5, &mut open.buckets_from, &mut open.buckets_to),
             _ => return,
         };
         if !std::mem::replace(&mut self.is_placed[place], true) {
@@ -72,6 +73,7 @@ impl EpochLog {
             self.open.kv_events_from = self.open.kv_events_to;
             self.open.decisions_from = self.open.decisions_to;
             self.open.instances_from = self.open.instances_to;
+            self.open.buckets_from = self.open.buckets_to;
         }
         self.publish();
     }

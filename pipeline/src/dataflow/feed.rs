@@ -28,7 +28,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{
     columns::{Columns, maybe, maybe_text},
     funnel_feed::FunnelFeed,
-    kv_feed, prompt_feed,
+    kv_feed,
+    plan_feed::PlanFeed,
+    prompt_feed,
     recent::Recent,
     refused::{RefusedRows, Wrong},
 };
@@ -92,8 +94,8 @@ pub const UNKNOWN_SHAPE: u32 = u32::MAX;
 const REGION: u16 = 0;
 
 /// Topics the dataflow reads.
-pub const TOPICS: [Topic; 5] =
-    [Topic::Requests, Topic::Decisions, Topic::EngineSteps, Topic::KvEvents, Topic::Instances];
+pub const TOPICS: [Topic; 6] =
+    [Topic::Requests, Topic::Decisions, Topic::EngineSteps, Topic::KvEvents, Topic::Instances, Topic::Buckets];
 
 /// See the module.
 #[derive(Debug)]
@@ -101,6 +103,7 @@ pub struct Feed {
     names: Names,
     ttft_us: Recent<u64, i64>,
     funnel: FunnelFeed,
+    plans: PlanFeed,
     /// Number of the model and variant that each instance serves.
     shapes: HashMap<u32, u32>,
     /// The name looked up last, and its number.
@@ -111,7 +114,7 @@ impl Feed {
     /// `open_max`: requests whose time to first token is remembered.
     pub fn new(names: Names, open_max: usize) -> Self {
         let (ttft_us, funnel) = (Recent::new(open_max), FunnelFeed::new(names.clone(), open_max));
-        Self { names, ttft_us, funnel, shapes: HashMap::new(), latest: None }
+        Self { names, ttft_us, funnel, plans: PlanFeed::default(), shapes: HashMap::new(), latest: None }
     }
 
     /// Puts the batch's rows into `rows`; what cannot be one goes to `refused`. `now`: for rows off their time.
@@ -140,6 +143,7 @@ impl Feed {
             Topic::EngineSteps => self.steps(&columns, &published.batch, rows)?,
             Topic::KvEvents => kv_feed::take(&columns, rows, wrong)?,
             Topic::Instances => self.instances(&columns, rows)?,
+            Topic::Buckets => self.plans.take(&columns, &self.names, rows)?,
             _ => {}
         }
         if matches!(published.topic, Topic::Requests | Topic::EngineSteps | Topic::KvEvents) {
@@ -182,7 +186,8 @@ impl Feed {
         if let (Some(event), Some(instance)) = (load, maybe(columns.instance, row)) {
             let tokens = columns.prompt_tokens.value(row).saturating_add(columns.output_tokens.value(row));
             let seq = columns.seq.value(row);
-            rows.load.push(LoadRow { request, seq, instance, tokens, event, region: REGION, model, tier });
+            let cached = maybe(columns.expected_hit_tokens, row).unwrap_or(0);
+            rows.load.push(LoadRow { request, seq, instance, tokens, cached, event, region: REGION, model, tier });
         }
         match event {
             "arrived" => rows.traffic.push(TrafficRow::Arrived(columns.arrived(row, (model, tier)))),
@@ -277,6 +282,7 @@ struct RequestColumns<'a> {
     session_hash: &'a UInt64Array,
     turns: &'a UInt32Array,
     tenant_class: &'a StringArray,
+    expected_hit_tokens: &'a UInt32Array,
 }
 
 impl<'a> RequestColumns<'a> {
@@ -298,6 +304,7 @@ impl<'a> RequestColumns<'a> {
             session_hash: columns.u64("session_hash")?,
             turns: columns.u32("turns")?,
             tenant_class: columns.text("tenant_class")?,
+            expected_hit_tokens: columns.u32("expected_hit_tokens")?,
         })
     }
 

@@ -12,6 +12,7 @@
 //! | `views` | the reader structures: one consistent state per epoch, and the prefix index |
 //! | `read` | what policies see of the views |
 //! | `kv_feed` | the same for KV events |
+//! | `plan_feed` | the same for bucket plans |
 //! | `prompt_feed`, `curve_rows` | the same for the miss-ratio curve, in and out |
 //! | `funnel_feed`, `funnel_rows` | rows in and out of the hit-rate funnel and the diagnosis |
 //! | `refused` | rows that were not taken, with their reason |
@@ -33,6 +34,7 @@ pub mod foreign;
 mod funnel_feed;
 mod funnel_rows;
 mod kv_feed;
+mod plan_feed;
 mod prompt_feed;
 mod publish;
 mod publish_predictors;

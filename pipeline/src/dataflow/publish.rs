@@ -85,6 +85,7 @@ fn total_rows(state: &ViewState, names: &Names, as_of: Micros) -> Vec<LoadTotals
         grouped_by: grouped_by.into(),
         tokens: total.tokens,
         requests: total.requests,
+        uncached_tokens: Some(total.uncached),
         ..LoadTotalsRow::default()
     };
     let model = |number: u32| Some(names.name(number));

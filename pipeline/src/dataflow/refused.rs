@@ -74,7 +74,7 @@ pub(super) fn row(refused: &Refused, at: Micros) -> RefusedRow {
     let topic = match refused.input {
         Input::Load | Input::Traffic | Input::Funnel | Input::Diagnosis | Input::Prompts => Topic::Requests,
         Input::Kv => Topic::KvEvents,
-        Input::Plans => Topic::LoadTotals,
+        Input::Plans => Topic::Buckets,
         Input::Steps => Topic::EngineSteps,
     };
     let field = refused.reason.field();

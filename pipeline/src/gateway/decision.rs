@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{dispatcher::Pressure, error::ApiError};
 use crate::{
     ids::Micros,
-    policy::{CandidateCost, Classified, EntrySize, Outlook, Placement, QueueLoad, RejectReason, SloSeen, Tier},
-    rows::{CandidateRow, DecisionRow},
+    policy::{CandidateCost, Classified, EntrySize, Fit, Outlook, Placement, QueueLoad, RejectReason, SloSeen, Tier},
+    rows::{BucketFitRow, CandidateRow, DecisionRow},
 };
 
 /// What was decided.
@@ -80,6 +80,7 @@ pub fn row(at: Micros, decision_id: String, inputs: &Inputs<'_>, outcome: Outcom
         predicted_whole_seconds: outlook.map(|outlook| outlook.whole_seconds),
         meet_probability: outlook.map(|outlook| outlook.meet),
         is_trial: inputs.slo.map(|slo| slo.is_trial),
+        bucket_fits: bucket_fits(candidates),
     }
 }
 
@@ -123,6 +124,18 @@ pub const WAITED_TOO_LONG: (RejectReason, Duration) = (RejectReason::WaitedTooLo
 pub fn queue_reason(before: QueueLoad, size: EntrySize) -> String {
     let after = before.with(size);
     format!("no lease free: {} requests with {} tokens wait", after.requests, after.tokens)
+}
+
+/// `None` where no plan says anything.
+fn bucket_fits(candidates: &[CandidateCost]) -> Option<Vec<BucketFitRow>> {
+    let is_cut = candidates.iter().any(|cost| cost.bucket.fit != Fit::Free);
+    let row = |cost: &CandidateCost| BucketFitRow {
+        instance: cost.instance.0,
+        fit: cost.bucket.fit.name().into(),
+        work_tokens: cost.bucket.work_tokens,
+        bucket_seconds: cost.bucket.seconds,
+    };
+    is_cut.then(|| candidates.iter().map(row).collect())
 }
 
 fn candidate_row(cost: &CandidateCost) -> CandidateRow {

@@ -314,7 +314,8 @@ impl Dispatcher {
                 excluded.push(placement.instance);
                 continue;
             };
-            if let Some(lease) = entry.leases.reserve(cost, most) {
+            let lease = entry.leases.reserve(cost, most).and_then(|lease| lease.borrowing(placement.borrowed));
+            if let Some(lease) = lease {
                 self.group(&demand.model).take_turn();
                 let (instance, epoch) = (entry.id, entry.epoch);
                 return Ok(Grant { instance, epoch, client, lease: Arc::new(lease), placement, reading });

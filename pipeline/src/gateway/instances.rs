@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use super::{foreign::ForeignInstance, load_order::LoadOrder};
 use crate::{
     ids::{InstanceId, Micros, Name, ProcessEpoch},
-    policy::FetchTimes,
+    policy::{Borrowed, FetchTimes},
 };
 
 /// One sequence for one instance.
@@ -176,6 +176,8 @@ pub struct Leases {
     foreign: AtomicU64,
     /// The last reports' excess, oldest first.
     excess: Mutex<VecDeque<u64>>,
+    /// Of the tokens' work, what belongs to other buckets by the plan under which it came.
+    borrowed: AtomicU64,
     /// Set by the directory the entry is put into.
     home: OnceLock<Home>,
 }
@@ -230,6 +232,11 @@ impl Leases {
         }
     }
 
+    /// Work of other buckets in flight.
+    pub fn borrowed(&self) -> u64 {
+        self.borrowed.load(Ordering::Acquire)
+    }
+
     /// Reserves `tokens` if the sum of all that [counts](Self::counted) stays within `max`, or if nothing is leased (so that one
     /// large request can always run). The guard gives them back.
     pub fn reserve(self: &Arc<Self>, tokens: u64, max: u64) -> Option<Lease> {
@@ -242,7 +249,20 @@ impl Leases {
         if let Some(home) = self.home.get() {
             home.moved(self);
         }
-        Some(Lease { leases: self.clone(), tokens })
+        Some(Lease { leases: self.clone(), tokens, borrowed: 0 })
+    }
+}
+
+impl Lease {
+    /// Counts foreign work with it, if the instance's budget has room; else the lease is given back.
+    pub fn borrowing(mut self, borrowed: Option<Borrowed>) -> Option<Lease> {
+        let Some(Borrowed { tokens, tokens_max }) = borrowed else { return Some(self) };
+        let taken = self.leases.borrowed.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
+            held.checked_add(tokens).filter(|sum| *sum <= tokens_max)
+        });
+        taken.ok()?;
+        self.borrowed = tokens;
+        Some(self)
     }
 }
 
@@ -251,12 +271,14 @@ impl Leases {
 pub struct Lease {
     leases: Arc<Leases>,
     tokens: u64,
+    borrowed: u64,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         self.leases.tokens.fetch_sub(self.tokens, Ordering::AcqRel);
         self.leases.requests.fetch_sub(1, Ordering::AcqRel);
+        self.leases.borrowed.fetch_sub(self.borrowed, Ordering::AcqRel);
         if let Some(home) = self.leases.home.get() {
             home.moved(&self.leases);
             home.freed.notify_one();

@@ -13,11 +13,11 @@ use super::dispatcher::Pressure;
 use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        Asked, Backlog, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens, PrefixHit,
-        PrefixHits, PrefixReading, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk, ThrottleState,
+        Asked, Backlog, BucketSeat, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens,
+        PrefixHit, PrefixHits, PrefixReading, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk, ThrottleState,
         ThrottleStep, Tier, ViewMode, lot_of,
     },
-    rows::{HitRow, InstanceInputRow, PolicyInputRow, QueueStepRow, ServiceInputRow},
+    rows::{HitRow, InstanceInputRow, PolicyInputRow, QueueStepRow, SeatRow, ServiceInputRow},
 };
 
 /// Hashes of one row.
@@ -359,6 +359,7 @@ fn looked(
         view_mode: view.mode.name().into(),
         view_as_of: view.as_of,
         instances: view.instances.iter().map(instance_row).collect(),
+        bucket_seats: seat_rows(view),
         least_loaded: view.least_loaded.iter().map(|id| id.0).collect(),
         hits: prefixes.hits.iter().map(hit_row).collect(),
         hits_as_of: prefixes.as_of.filter(|_| is_whole),
@@ -399,12 +400,23 @@ pub fn view_of(row: &PolicyInputRow) -> Option<ClusterView> {
     Some(ClusterView {
         mode: ViewMode::from_name(&row.view_mode)?,
         as_of: row.view_as_of,
-        instances: row.instances.iter().map(instance_of).collect(),
+        instances: row.instances.iter().map(|instance| instance_of(instance, &row.bucket_seats)).collect(),
         least_loaded: row.least_loaded.iter().map(|id| InstanceId(*id)).collect(),
     })
 }
 
-fn instance_of(row: &InstanceInputRow) -> InstanceView {
+/// `None` without a plan.
+fn seat_rows(view: &ClusterView) -> Option<Vec<SeatRow>> {
+    let seats = view.instances.iter().filter_map(|instance| {
+        let BucketSeat { plan, from_tokens, to_tokens, foreign_tokens } = instance.bucket?;
+        Some(SeatRow { instance: instance.instance.0, plan, from_tokens, to_tokens, foreign_tokens })
+    });
+    let seats: Vec<_> = seats.collect();
+    (!seats.is_empty()).then_some(seats)
+}
+
+fn instance_of(row: &InstanceInputRow, seats: &Option<Vec<SeatRow>>) -> InstanceView {
+    let seat = seats.iter().flatten().find(|seat| seat.instance == row.instance);
     let engine = || {
         Some(EngineView {
             reported_at: row.reported_at?,
@@ -434,6 +446,12 @@ fn instance_of(row: &InstanceInputRow) -> InstanceView {
             row.l25_fetch_seconds_per_token,
             row.l3_fetch_seconds_per_token,
         ]),
+        bucket: seat.map(|seat| BucketSeat {
+            plan: seat.plan,
+            from_tokens: seat.from_tokens,
+            to_tokens: seat.to_tokens,
+            foreign_tokens: seat.foreign_tokens,
+        }),
         engine: engine(),
     }
 }

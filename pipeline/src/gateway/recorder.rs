@@ -53,6 +53,7 @@ pub struct Recorder {
     tier: &'static str,
     instance: Option<InstanceId>,
     variant: Option<String>,
+    expected_hit_tokens: Option<u32>,
     arrived: Micros,
     seq: u32,
     prompt_tokens: u32,
@@ -81,6 +82,7 @@ impl Recorder {
             tier: UNCLASSED,
             instance: None,
             variant: None,
+            expected_hit_tokens: None,
             arrived: deps.clock.now(),
             seq: 0,
             prompt_tokens: 0,
@@ -169,6 +171,7 @@ impl Recorder {
     pub async fn dispatched(&mut self, placement: &Placement) {
         self.instance = Some(placement.instance);
         self.variant = Some(placement.variant.clone());
+        self.expected_hit_tokens = placement.hit_tokens();
         let row = self.row("dispatched");
         self.deps.events.request(row).await;
     }
@@ -270,6 +273,7 @@ impl Recorder {
             output_tokens: self.output_tokens,
             cached_tokens: self.cached_tokens,
             variant: self.variant.clone(),
+            expected_hit_tokens: self.expected_hit_tokens,
             tenant_class: Some(self.tenant.class.name().into()),
             ..RequestRow::default()
         }

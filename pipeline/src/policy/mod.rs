@@ -11,10 +11,24 @@
 //! | `queue` | order of what waits: weighted between tiers, even between tenants, least slack inside (SPEC A3) |
 //! | `deadline`, `outlook` | by when a request must be answered, and the chance that it is (SPEC A4) |
 //! | `learnt` | how fast the queue drains, and how predictions fare |
+//! | `capacity` | the fraction of an instance that a token takes, by length of request (SPEC B1) |
+//! | `bucket_plan` | the scan cut of the length axis (SPEC B3) |
+//! | `bucket_partition` | the cut with the smallest largest load |
+//! | `bucket_binding` | which instance serves which bucket, moving the fewest |
+//! | `bucket_replan` | when a plan gives way, and when it stays |
+//! | `bucket_family` | whether a family's models are cut (SPEC B5) |
+//! | `bucket_fit` | how a request fits an instance's bucket: at home, borrowing, one too many (SPEC B3) |
 //! | `variant` | which precision of the model serves (SPEC D1) |
 //! | `route` | the instance with the least predicted seconds (SPEC C4), the baselines, and the safe policy |
 
 mod admit;
+mod bucket_binding;
+mod bucket_family;
+mod bucket_fit;
+mod bucket_partition;
+mod bucket_plan;
+mod bucket_replan;
+mod capacity;
 mod classify;
 mod deadline;
 mod decide;
@@ -28,6 +42,13 @@ mod variant;
 mod view;
 
 pub use admit::*;
+pub use bucket_binding::*;
+pub use bucket_family::*;
+pub use bucket_fit::*;
+pub use bucket_partition::*;
+pub use bucket_plan::*;
+pub use bucket_replan::*;
+pub use capacity::*;
 pub use classify::*;
 pub use deadline::*;
 pub use decide::*;
@@ -48,7 +69,8 @@ pub(crate) fn validate(policy: &config::Policy) -> Result<(), ConfigError> {
     policy.throttle.validate()?;
     policy.queue.validate()?;
     policy.deadline.validate()?;
-    policy.route.validate()
+    policy.route.validate()?;
+    policy.buckets.validate()
 }
 
 /// The policy section of `default.toml`, for tests.
@@ -82,6 +104,10 @@ mod tests {
             refusal(|policy| policy.deadline.targets.high.first_token = std::time::Duration::ZERO),
             refusal(|policy| policy.route.lease_tokens_max = 0),
             refusal(|policy| policy.route.default_prefill_tokens_per_second = -1.0),
+            refusal(|policy| policy.route.borrow_share = 1.5),
+            refusal(|policy| policy.buckets.instances_min = 1),
+            refusal(|policy| policy.buckets.dwell = std::time::Duration::from_secs(31)),
+            refusal(|policy| policy.buckets.improvement_min = -0.1),
         ];
         expect_test::expect![[r#"
             policy.tiers.low_tokens_min = 1000: expected more than policy.tiers.high_tokens_max
@@ -93,7 +119,11 @@ mod tests {
             policy.deadline.meet_min = 0.99: expected a share from 0 to policy.deadline.start_min
             policy.deadline.targets = { first_token = 0ns, per_token = 250ms }: expected first_token above 0 and at most 1day
             policy.route.lease_tokens_max = 0: expected at least 1
-            policy.route.default_prefill_tokens_per_second = -1: expected a rate above 0"#]]
+            policy.route.default_prefill_tokens_per_second = -1: expected a rate above 0
+            policy.route.borrow_share = 1.5: expected a share from 0 to 1
+            policy.buckets.instances_min = 1: expected 2 to 512
+            policy.buckets.dwell = 31s: expected at most policy.buckets.period
+            policy.buckets.improvement_min = -0.1: expected a share from 0 to 1"#]]
         .assert_eq(&lines.join("\n"));
     }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::{InstanceId, ProcessEpoch},
-    policy::{FetchTimes, InstanceView, QueueStep, Term, ViewMode, test_policy},
+    policy::{BucketFit, FetchTimes, InstanceView, QueueStep, Term, ViewMode, test_policy},
 };
 
 const SECOND: i64 = 1_000_000;
@@ -36,6 +36,7 @@ fn view(count: u32) -> ClusterView {
         leased_tokens: 0,
         leased_requests: 0,
         fetch: FetchTimes::default(),
+        bucket: None,
         engine: None,
     };
     let instances = (0..count).map(instance).collect();
@@ -55,6 +56,7 @@ fn cost(id: u32, hit_tokens: u32, queue_seconds: f64) -> CandidateCost {
         total_seconds: queue_seconds,
         error_seconds: 0.0,
         compared_seconds: queue_seconds,
+        bucket: BucketFit::FREE,
         has_room: true,
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! A policy brings the candidates into an order; the first with room is chosen. Affinity to a cached prefix is a term of the cost and
 //! nothing else, so it gives way by as much as its instance is busier, request by request, and no threshold breaks it for the whole
-//! fleet at once.
+//! fleet at once. A bucket plan adds to what candidates are compared by what borrowing costs others, and bounds it (`bucket_fit`).
 //!
 //! Invariants: the instance chosen serves the model in the variant that `variant` chose, is ready, has room and was not excluded; the
 //! same inputs give the same answer. Without a usable view the safe policy decides and says so (SPEC X5). Time: O(n log n) in the
@@ -32,7 +32,7 @@ pub use settings::{AffinityConfig, FetchRates, RouteConfig, RoutePolicy};
 
 use crate::{
     ids::{InstanceId, Micros},
-    policy::{ClusterView, InstanceView, PrefixHits, Tier, VariantChoice, choose_variant},
+    policy::{Borrowed, BucketRule, ClusterView, Fit, InstanceView, PrefixHits, Tier, VariantChoice, choose_variant},
 };
 
 /// What routing looks at, besides the view.
@@ -62,10 +62,19 @@ pub struct Placement {
     pub policy: RoutePolicy,
     pub reason: String,
     pub predicted_seconds: Option<f64>,
+    /// Foreign work to be reserved with the lease.
+    pub borrowed: Option<Borrowed>,
     /// Longest cached prefix seen on any instance, candidate or not; 0 if the view could not be used.
     pub visible_tokens: u32,
     /// Every candidate with its terms, in the order of the policy.
     pub candidates: Vec<CandidateCost>,
+}
+
+impl Placement {
+    /// Cached prefix believed on the instance chosen.
+    pub fn hit_tokens(&self) -> Option<u32> {
+        self.candidates.iter().find(|cost| cost.instance == self.instance).map(|cost| cost.hit_tokens)
+    }
 }
 
 /// Why no instance was chosen.
@@ -119,6 +128,9 @@ pub fn route(
     if rank > 0 {
         reason.push_str(&format!("; {rank} better without room"));
     }
+    if chosen.cost.bucket.fit == Fit::Borrows {
+        reason.push_str(&format!("; borrows in another bucket at {:.3} s", chosen.cost.bucket.seconds));
+    }
     if is_sample {
         reason.push_str(&format!("; {} of {} instances looked at", candidates.len(), view.instances.len()));
     }
@@ -131,6 +143,7 @@ pub fn route(
         policy,
         reason,
         predicted_seconds: (policy == RoutePolicy::LeastSeconds).then_some(chosen.cost.total_seconds),
+        borrowed: chosen.cost.bucket.borrowed(config),
         visible_tokens: cost::believed(request.hits.longest(), view.mode, request.prompt_tokens),
         candidates: costs,
     })
@@ -181,10 +194,13 @@ fn candidates<'a>(
     };
     let is_sample = narrowed.is_some();
     let able = narrowed.unwrap_or_else(|| view.instances.iter().filter(|instance| is_able(instance)).collect());
+    let is_cut = config.policy == RoutePolicy::LeastSeconds && view.mode.is_usable();
+    let buckets = BucketRule::of(if is_cut { &able } else { &[] }, request.prompt_tokens);
     let count = able.len();
     let first = (request.turn % count.max(1) as u64) as usize;
     let candidate = |(index, instance): (usize, &'a InstanceView)| {
         let (cost, work) = cost::cost(instance, view.mode, request, config);
+        let cost = cost.fitted(buckets, (instance, request), config);
         Candidate { view: instance, cost, work, place: (index + count - first) % count }
     };
     (able.into_iter().enumerate().map(candidate).collect(), is_sample)

@@ -19,6 +19,7 @@ pub(super) fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) 
         leased_tokens: leased.0,
         leased_requests: leased.1,
         fetch: FetchTimes::default(),
+        bucket: None,
         engine: engine.map(|(running, queued_prefill_tokens)| EngineView {
             running,
             queued_prefill_tokens,

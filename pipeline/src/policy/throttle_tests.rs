@@ -69,6 +69,7 @@ fn view(mode: ViewMode, engine: Option<EngineView>) -> ClusterView {
         leased_tokens: 50_000,
         leased_requests: 3,
         fetch: FetchTimes::default(),
+        bucket: None,
         engine,
     };
     ClusterView { mode, as_of: Some(0), instances: vec![instance], least_loaded: Vec::new() }

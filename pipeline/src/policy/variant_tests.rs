@@ -24,6 +24,7 @@ fn instance(id: u32, variant: &str, is_ready: bool) -> InstanceView {
         leased_tokens: u64::from(id) * 100,
         leased_requests: 1,
         fetch: FetchTimes::default(),
+        bucket: None,
         engine: None,
     }
 }

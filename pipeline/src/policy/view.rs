@@ -4,7 +4,7 @@
 
 use crate::{
     ids::{InstanceId, Micros, Name, ProcessEpoch},
-    policy::{KV_LEVELS, PrefixHits},
+    policy::{BucketSeat, KV_LEVELS, PrefixHits},
 };
 
 /// How far the views can be trusted; a visible state (DESIGN §7 rule 10).
@@ -62,6 +62,8 @@ pub struct InstanceView {
     pub leased_requests: u32,
     /// What bringing KV back costs here, as its worker measured.
     pub fetch: FetchTimes,
+    /// Its place in the bucket plan of its model; `None`: there is no plan, or it is not in it yet.
+    pub bucket: Option<BucketSeat>,
     /// From the engine's last step; `None` until it reported one.
     pub engine: Option<EngineView>,
 }

@@ -43,6 +43,16 @@ pub struct InstanceInputRow {
     pub l3_fetch_seconds_per_token: Option<f64>,
 }
 
+/// Place of one instance in the bucket plan of its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatRow {
+    pub instance: u32,
+    pub plan: u64,
+    pub from_tokens: u32,
+    pub to_tokens: Option<u32>,
+    pub foreign_tokens: u64,
+}
+
 /// Cached prefix believed of one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HitRow {
@@ -120,6 +130,7 @@ pub struct PolicyInputRow {
     pub drain_tokens_per_second: Option<f64>,
     pub skill: Option<Vec<f64>>,
     pub queue_steps: Option<Vec<QueueStepRow>>,
+    pub bucket_seats: Option<Vec<SeatRow>>,
 }
 row!(PolicyInputRow => PolicyInputs);
 
@@ -150,7 +161,7 @@ pub struct ShadowDecisionRow {
 row!(ShadowDecisionRow => ShadowDecisions);
 
 /// Topics that an epoch has rows of.
-pub const EPOCH_TOPICS: usize = 5;
+pub const EPOCH_TOPICS: usize = 6;
 
 /// Which rows came in one epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -169,6 +180,8 @@ pub struct EpochRow {
     pub decisions_to: u64,
     pub instances_from: u64,
     pub instances_to: u64,
+    pub buckets_from: u64,
+    pub buckets_to: u64,
 }
 row!(EpochRow => Epochs);
 
@@ -186,6 +199,7 @@ impl EpochRow {
             (Topic::Requests, self.requests_from..self.requests_to),
             (Topic::EngineSteps, self.engine_steps_from..self.engine_steps_to),
             (Topic::KvEvents, self.kv_events_from..self.kv_events_to),
+            (Topic::Buckets, self.buckets_from..self.buckets_to),
         ]
     }
 }

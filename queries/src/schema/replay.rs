@@ -76,6 +76,16 @@ fn queue_step() -> Fields {
     ])
 }
 
+fn seat() -> Fields {
+    Fields::from(vec![
+        number("instance", DataType::UInt32, "", "instance"),
+        number("plan", DataType::UInt64, "", "the plan, as in buckets"),
+        number("from_tokens", DataType::UInt32, "tokens", "prompts of at least this length are at home …"),
+        optional(number("to_tokens", DataType::UInt32, "tokens", "… and below this; NULL: without end")),
+        number("foreign_tokens", DataType::UInt64, "tokens", "work of other buckets in flight on it"),
+    ])
+}
+
 fn list(name: &str, item: DataType, comment: &str) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new("item", item, false))), false)
         .with_metadata(HashMap::from([("comment".to_string(), comment.to_string())]))
@@ -146,6 +156,11 @@ pub(super) fn policy_inputs() -> Vec<Field> {
             "arrival, wait: mean and variance of the logarithm of actual over predicted time, to the first token and to the end",
         )),
         optional(list("queue_steps", DataType::Struct(queue_step()), "arrival, wait: what waits, by latest start")),
+        optional(list(
+            "bucket_seats",
+            DataType::Struct(seat()),
+            "places of the instances in the bucket plan; NULL: none",
+        )),
     ]
 }
 
@@ -194,7 +209,7 @@ pub(super) fn epochs() -> Vec<Field> {
         number("epoch_us", DataType::Int64, "us", "length of an epoch"),
         number("epoch", DataType::UInt64, "", "an epoch in which rows came; others have no row here"),
     ];
-    for topic in ["requests", "engine_steps", "kv_events", "decisions", "instances"] {
+    for topic in ["requests", "engine_steps", "kv_events", "decisions", "instances", "buckets"] {
         fields.extend(range(topic));
     }
     fields

@@ -102,7 +102,7 @@ fn a_snapshot_is_one_moment_of_all_tables() {
 fn a_batch_of_another_topic_is_refused() {
     let tables = LiveTables::new(100);
     let error = tables.append(Topic::Requests, faults(0..3)).unwrap_err();
-    assert_eq!(error.to_string(), "batch for table requests does not fit: 5 columns, 21 wanted");
+    assert_eq!(error.to_string(), "batch for table requests does not fit: 5 columns, 22 wanted");
     let renamed =
         faults(0..1).schema().fields().iter().map(|field| field.as_ref().clone().with_name("x")).collect::<Vec<_>>();
     let renamed =

@@ -8,6 +8,7 @@
 //! | `cache_index` | memory of the cache index, and longest-prefix matches while it absorbs events |
 //! | `decide` | time of a decision at 64 and 1,000 instances, beside a scan of all of them |
 //! | `engine` | tokens a second against llama.cpp on the same file, and against the machine's limits |
+//! | `buckets` | what length buckets buy on a recorded trace, with a modelled fleet |
 //! | `mrc` | the miss-ratio curve of a trace, beside a direct simulation of LRU caches |
 //! | `overload` | goodput from half to twice of what the fleet carries, with deadlines and without |
 //! | `figures` | medians, percentiles, CPU time of a process |
@@ -15,6 +16,7 @@
 //! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name.
 //! Cost and state: a bench keeps one number per request or event measured. Nothing here is used by serving code.
 
+mod buckets;
 mod cache_index;
 mod dataflow;
 mod decide;
@@ -40,6 +42,8 @@ pub enum Bench {
     Dataflow(dataflow::DataflowOptions),
     /// Goodput while the load steps to twice the capacity, with deadlines and without
     Overload(overload::OverloadOptions),
+    /// Imbalance and time to first token of a modelled fleet on a recorded trace, with length buckets and without
+    Buckets(buckets::BucketsOptions),
     /// Hit rate by cache capacity of a recorded trace, beside simulated LRU caches
     Mrc(mrc::MrcOptions),
     /// Memory of the cache index, and the time of a longest-prefix match while it absorbs events
@@ -67,6 +71,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::RouterWorker(options) => router::run_worker(&options),
         Bench::Dataflow(options) => dataflow::run(options),
         Bench::Overload(options) => overload::run(options),
+        Bench::Buckets(options) => buckets::run(&options),
         Bench::Mrc(options) => mrc::run(&options),
         Bench::CacheIndex(options) => cache_index::run(options),
         Bench::CacheIndexSide(options) => cache_index::run_side(&options),

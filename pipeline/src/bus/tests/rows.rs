@@ -74,6 +74,12 @@ pub(crate) fn decision(candidates: Vec<CandidateRow>) -> DecisionRow {
         predicted_whole_seconds: None,
         meet_probability: Some(0.25),
         is_trial: Some(true),
+        bucket_fits: Some(vec![BucketFitRow {
+            instance: 1,
+            fit: "borrows".into(),
+            work_tokens: 148,
+            bucket_seconds: 0.5,
+        }]),
     }
 }
 
@@ -197,6 +203,13 @@ fn policy_input() -> PolicyInputRow {
         lease: Some("reserved".into()),
         because: Some("waited".into()),
         model: Some("smol".into()),
+        bucket_seats: Some(vec![SeatRow {
+            instance: 1,
+            plan: 3,
+            from_tokens: 500,
+            to_tokens: None,
+            foreign_tokens: 9,
+        }]),
     }
 }
 
@@ -223,6 +236,7 @@ fn request(error: Option<String>) -> RequestRow {
         session_hash: Some(u64::MAX),
         turns: Some(3),
         tenant_class: None,
+        expected_hit_tokens: Some(48),
     }
 }
 
@@ -317,7 +331,11 @@ fn every_row_fits_its_schema() {
         requests: i64::MIN,
     };
     let total = LoadTotalsRow { as_of: super::NOW, grouped_by: "region".into(), tokens: 5, ..LoadTotalsRow::default() };
-    let of_bucket = LoadTotalsRow { model: Some("smol".into()), bucket: Some(2), ..total.clone() };
+    let of_bucket =
+        LoadTotalsRow { model: Some("smol".into()), bucket: Some(2), uncached_tokens: Some(3), ..total.clone() };
+    let whole = BucketRow { at: super::NOW, state: "small_fleet".into(), buckets: 1, ..BucketRow::default() };
+    let bounded_bucket =
+        BucketRow { to_tokens: Some(500), instances: vec![1, 2], imbalance: Some(1.5), ..whole.clone() };
     let sessions = SessionActivityRow { as_of: super::NOW, turns_p95: Some(3.0), ..SessionActivityRow::default() };
     let fault =
         FaultRow { at: super::NOW, component: "log".into(), kind: "x".into(), detail: String::new(), count: u64::MAX };
@@ -350,6 +368,7 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![super::row(1), InstanceRow { address: Some("a:1".into()), pid: None, ..super::row(2) }]),
         there_and_back(vec![atom]),
         there_and_back(vec![total, of_bucket]),
+        there_and_back(vec![whole, bounded_bucket]),
         there_and_back(vec![quiet, busy]),
         there_and_back(vec![sessions]),
         there_and_back(vec![ServiceTimeRow { decode_base_seconds: Some(0.5), ..ServiceTimeRow::default() }]),

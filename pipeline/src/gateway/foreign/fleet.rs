@@ -166,6 +166,7 @@ impl Fleet {
             leased_tokens,
             leased_requests,
             fetch: entry.fetch,
+            bucket: None,
             engine,
         }
     }

@@ -15,7 +15,7 @@
 use super::{RouteConfig, RouteRequest};
 use crate::{
     ids::InstanceId,
-    policy::{InstanceView, KV_LEVELS, LevelTokens, ViewMode, token_cost},
+    policy::{BucketFit, BucketRule, BucketWork, Fit, InstanceView, KV_LEVELS, LevelTokens, ViewMode, token_cost},
 };
 
 /// Seconds, and one standard deviation of them.
@@ -43,8 +43,33 @@ pub struct CandidateCost {
     pub error_seconds: f64,
     /// What candidates are compared by: the sum and a multiple of its uncertainty.
     pub compared_seconds: f64,
-    /// Its lease has room for the request.
+    /// How the request fits the instance's bucket; what borrowing costs others is in `compared_seconds` and in no term.
+    pub bucket: BucketFit,
+    /// Its lease, and its budget for foreign work, have room for the request.
     pub has_room: bool,
+}
+
+impl CandidateCost {
+    /// With what the bucket plan has to say.
+    pub(super) fn fitted(
+        self,
+        buckets: BucketRule,
+        (instance, request): (&InstanceView, &RouteRequest<'_>),
+        config: &RouteConfig,
+    ) -> Self {
+        let work = BucketWork {
+            tokens: token_cost(request.prompt_tokens - self.hit_tokens, request.max_tokens),
+            lease_tokens: token_cost(request.prompt_tokens, request.max_tokens),
+            prefill_seconds: self.prefill.seconds,
+        };
+        let bucket = buckets.fit(instance, work, config);
+        Self {
+            bucket,
+            compared_seconds: self.compared_seconds + bucket.seconds,
+            has_room: self.has_room && bucket.fit != Fit::OverBudget,
+            ..self
+        }
+    }
 }
 
 /// Work at a candidate, in tokens and sequences.
@@ -148,6 +173,7 @@ pub(super) fn cost(
         total_seconds,
         error_seconds,
         compared_seconds: total_seconds + config.error_weight * error_seconds,
+        bucket: BucketFit::FREE,
         has_room: instance.leased_tokens == 0 || instance.leased_tokens.saturating_add(need) <= config.lease_tokens_max,
     };
     let sequences = u64::from(running) + u64::from(waiting) + u64::from(unseen);

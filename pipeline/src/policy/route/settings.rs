@@ -71,6 +71,9 @@ pub struct RouteConfig {
     pub holders_max: usize,
     pub sample: usize,
     pub affinity: AffinityConfig,
+    pub borrow_share: f64,
+    pub home_reserve: f64,
+    pub borrow_cost: f64,
 }
 
 /// Tokens whose KV comes back from a level in a second.
@@ -118,6 +121,13 @@ impl RouteConfig {
             self.sample,
             format!("1 to {LEAST_LOADED}, the least loaded it is drawn from"),
         )?;
+        let cost = self.borrow_cost;
+        require(cost.is_finite() && cost >= 0.0, "policy.route.borrow_cost", cost, "a factor of at least 0")?;
+        let shares =
+            [("policy.route.borrow_share", self.borrow_share), ("policy.route.home_reserve", self.home_reserve)];
+        for (key, share) in shares {
+            require((0.0..=1.0).contains(&share), key, share, "a share from 0 to 1")?;
+        }
         let affinity = self.affinity;
         let threshold = affinity.cache_threshold;
         require(

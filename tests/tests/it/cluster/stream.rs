@@ -65,7 +65,7 @@ fn load(instance: u32, dice: &mut Dice) -> LoadRow {
     let event = [LoadEvent::Arrived, LoadEvent::Grew, LoadEvent::Finished][dice.roll(3) as usize];
     let (request, seq, tokens) = (dice.roll(200), dice.roll(6) as u32, dice.roll(9000) as u32);
     let (region, model, tier) = (dice.roll(2) as u16, dice.roll(3) as u32, dice.roll(3) as u8);
-    LoadRow { request, seq, instance, tokens, event, region, model, tier }
+    LoadRow { request, seq, instance, tokens, cached: 0, event, region, model, tier }
 }
 
 /// A change of an instance's store, lost or doubled now and then, and when it was.

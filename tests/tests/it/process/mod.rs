@@ -1,6 +1,7 @@
 //! A real server with real workers: loss of a worker, hang-ups, restarts, wrong starts, slow clients, several variants, engines of
 //! others (SPEC X5).
 
+mod buckets;
 mod clients;
 mod cluster;
 mod explain;

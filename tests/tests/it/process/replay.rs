@@ -7,8 +7,8 @@ use pipeline::{
     config,
     replay::{Difference, Level, Report, replay, what_if},
     rows::{
-        DecisionRow, EngineStepRow, EpochRow, InstanceRow, KvEventRow, PolicyInputRow, RequestRow, Row, ServiceTimeRow,
-        SettingsRow, ShadowDecisionRow,
+        BucketRow, DecisionRow, EngineStepRow, EpochRow, InstanceRow, KvEventRow, PolicyInputRow, RequestRow, Row,
+        ServiceTimeRow, SettingsRow, ShadowDecisionRow,
     },
 };
 use queries::LiveTables;
@@ -144,6 +144,7 @@ fn rewrite(data: &Path, target: &Path, change: impl FnOnce(&mut Rewritten)) -> R
     put(&bus, all::<RequestRow>(data));
     put(&bus, all::<KvEventRow>(data));
     put(&bus, all::<InstanceRow>(data));
+    put(&bus, all::<BucketRow>(data));
     put(&bus, all::<EpochRow>(data));
     put(&bus, all::<ServiceTimeRow>(data));
     put(&bus, all::<SettingsRow>(data));
