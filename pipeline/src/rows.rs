@@ -400,3 +400,14 @@ pub struct FaultRow {
     pub count: u64,
 }
 row!(FaultRow => Faults);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModeRow {
+    pub at: Micros,
+    pub component: String,
+    pub subject: String,
+    pub mode: String,
+    pub is_degraded: bool,
+    pub branch: String,
+}
+row!(ModeRow => Modes);

@@ -17,6 +17,7 @@ use std::{collections::HashMap, sync::Arc, sync::LazyLock};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 
 mod funnel;
+mod modes;
 mod replay;
 
 /// Version of all schemas together; written into log segments and snapshots.
@@ -83,6 +84,8 @@ pub enum Topic {
     PolicyInputs,
     /// One row per epoch of the dataflow in which rows came, and which rows (SPEC X2).
     Epochs,
+    /// One row each time a part of Evenkeel changed its mode, and what is done in it (SPEC X5).
+    Modes,
 }
 
 /// Rows of `policy_inputs` kept in memory: they are wide and read from the log.
@@ -119,6 +122,7 @@ impl Topic {
         Topic::Settings,
         Topic::PolicyInputs,
         Topic::Epochs,
+        Topic::Modes,
     ];
 
     /// The topic's name, which is also its table's and its file's.
@@ -153,6 +157,7 @@ impl Topic {
             Topic::Settings => "settings",
             Topic::PolicyInputs => "policy_inputs",
             Topic::Epochs => "epochs",
+            Topic::Modes => "modes",
         }
     }
 
@@ -218,10 +223,11 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::CacheView => cache_view(),
         Topic::RefusedRows => refused_rows(),
         Topic::Speculation => speculation(),
-        Topic::Faults => faults(),
+        Topic::Faults => modes::faults(),
         Topic::Settings => replay::settings(),
         Topic::PolicyInputs => replay::policy_inputs(),
         Topic::Epochs => replay::epochs(),
+        Topic::Modes => modes::modes(),
     }
 }
 
@@ -512,16 +518,6 @@ fn speculation() -> Vec<Field> {
         number("drawn", DataType::UInt64, "tokens", "tokens of the class since the incarnation began"),
         number("proposed", DataType::UInt64, "tokens", "guessed tokens that were verified"),
         number("accepted", DataType::UInt64, "tokens", "of these, how many were right"),
-    ]
-}
-
-fn faults() -> Vec<Field> {
-    vec![
-        at("when it was noticed"),
-        text("component", "bus, log, dataflow, policy, worker or gateway"),
-        text("kind", "what went wrong, one word"),
-        text("detail", "in words"),
-        number("count", DataType::UInt64, "", "how many the row stands for"),
     ]
 }
 

@@ -68,10 +68,27 @@ impl Server {
 
     /// With these arguments besides those for ports, settings and folder.
     pub async fn start_with(folder: &Path, settings: &str, arguments: &[String]) -> Option<Server> {
+        Server::start_command(Command::new(binary()?), (folder, settings), arguments).await
+    }
+
+    /// With the test model, as the last arguments of another command.
+    pub async fn start_wrapped(folder: &Path, settings: &str, wrapper: &[&str]) -> Option<Server> {
+        let mut command = Command::new(wrapper[0]);
+        command.args(&wrapper[1..]).arg(binary()?);
+        let model = folder.join("tiny.gguf");
+        fs::write(&model, tiny_llama_gguf(7)).expect("the model");
+        Server::start_command(command, (folder, settings), &[format!("--model={}", model.display())]).await
+    }
+
+    async fn start_command(
+        mut command: Command,
+        (folder, settings): (&Path, &str),
+        arguments: &[String],
+    ) -> Option<Server> {
         let config = folder.join("evenkeel.toml");
         fs::write(&config, settings).expect("the settings");
         let address = format!("127.0.0.1:{}", free_port());
-        let child = Command::new(binary()?)
+        let child = command
             .args(["serve", "--listen", &address, "--flight-listen", &format!("127.0.0.1:{}", free_port())])
             .arg("--config")
             .arg(&config)

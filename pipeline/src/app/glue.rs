@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use super::plan_book::PlanBook;
 use crate::{
     bus::{Bus, Origin},
-    dataflow::{FlowViews, ForecastRequest, Predicted, engine_view, read_forecast, read_prefixes, view_mode},
+    dataflow::{FlowViews, ForecastRequest, Predicted, current_view, read_forecast, read_prefixes, view_mode},
     gateway::{
         deps::{Clock, EventSink, ViewSource},
         instances::{InstanceDirectory, InstanceEntry, InstanceState},
@@ -104,6 +104,8 @@ pub struct Views {
     pub plans: Arc<PlanBook>,
     /// Older views are not read (`dataflow.stale_after`).
     pub stale_after_us: i64,
+    /// Older figures of an engine do not count (`dataflow.silent_after`).
+    pub silent_after_us: i64,
 }
 
 impl ViewSource for Views {
@@ -114,7 +116,7 @@ impl ViewSource for Views {
         // Figures of an earlier incarnation say nothing of this one.
         let figures = |entry: &InstanceEntry| {
             let (state, found) = state.as_ref().and_then(|state| Some((state, state.instances.get(&entry.id.0)?)))?;
-            (found.step.epoch == entry.epoch.0).then(|| engine_view(state, *found))
+            (found.step.epoch == entry.epoch.0).then(|| current_view(state, *found, (now, self.silent_after_us)))
         };
         let seat = |entry: &InstanceEntry| self.plans.seat(entry.id, entry.leases.borrowed());
         let instances = entries.iter().map(|entry| instance_view(entry, figures(entry), seat(entry))).collect();

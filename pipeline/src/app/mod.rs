@@ -34,6 +34,8 @@ pub mod explain;
 pub mod glue;
 pub mod http;
 pub mod live;
+mod loaded;
+mod modes;
 pub mod page;
 mod plan_book;
 mod plant_metrics;

@@ -15,6 +15,7 @@ use operators::{CacheAudit, CacheTrust};
 
 use super::{
     glue::{Views, WallClock},
+    modes::Modes,
     shadow::ShadowCounters,
 };
 use crate::{
@@ -24,6 +25,7 @@ use crate::{
 
 struct Plant {
     bus: Bus,
+    modes: Modes,
     views: Arc<Views>,
 }
 
@@ -34,8 +36,22 @@ impl std::fmt::Debug for Plant {
 }
 
 /// Adds the collector.
-pub fn register(metrics: &Metrics, bus: Bus, views: Arc<Views>) {
-    metrics.register(|registry| registry.register_collector(Box::new(Plant { bus, views })));
+pub fn register(metrics: &Metrics, (bus, modes): (Bus, Modes), views: Arc<Views>) {
+    metrics.register(|registry| registry.register_collector(Box::new(Plant { bus, modes, views })));
+}
+
+impl Plant {
+    /// 1 for each part that is in a lesser mode, by its mode.
+    fn encode_modes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let one = ConstGauge::new(1i64);
+        let help = "1 while a part of Evenkeel is not in its normal mode; see the table modes";
+        let mut metric = encoder.encode_descriptor("mode_degraded", help, None, one.metric_type())?;
+        for (part, mode) in self.modes.load().iter().filter(|(_, mode)| mode.is_degraded) {
+            let labels = [("component", part.component), ("subject", part.subject.as_str()), ("mode", mode.name)];
+            one.encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -103,6 +119,7 @@ impl Collector for Plant {
             Some(&Unit::Bytes),
             bytes.metric_type(),
         )?)?;
+        self.encode_modes(&mut encoder)?;
         let Some(flow) = self.views.flow.as_ref() else { return Ok(()) };
         let state = flow.load();
         for (name, help, trust) in [

@@ -5,7 +5,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use axum::{Router, extract::DefaultBodyLimit};
 use futures::future::join_all;
 use queries::{LiveTables, SqlEngine, SqlLimits, query_runtime};
@@ -22,16 +22,17 @@ use super::{
     bucket_planner,
     explain::{self, ExplainDoor},
     glue::{BusSink, Views, WallClock},
-    http, live, page,
+    http, live,
+    loaded::Loaded,
+    modes, page,
     shadow::{self, Outlet, ShadowSink, Told},
     snapshot_routes::{self, SnapshotDoor},
     sql_routes::{self, SqlDoor},
-    text::ModelText,
     view_reports,
 };
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
-    config::{Config, Mode, ModelGroup, Recorded},
+    config::{Config, Mode, Recorded},
     dataflow::{
         Dataflow, FlowViews, PredictorSpan, funnel_rows, horizon_periods, predictor_rows, trend_epochs, view_rows,
     },
@@ -40,14 +41,12 @@ use crate::{
         instances::InstanceDirectory, metrics::Metrics, registry::Registry, routes, with_fallbacks,
     },
     ids::Micros,
-    models::{Catalogue, ModelFile, PullRequest, progress, pull, resolve},
     rows::{FaultRow, Row, SettingsRow},
     worker::{
         child::WorkerCommand,
         flight_server,
         foreign::{ForeignKeepers, ForeignPlant},
-        supervisor::{ServedModel, Supervisor, SupervisorConfig},
-        variant_files,
+        supervisor::{Supervisor, SupervisorConfig},
     },
 };
 
@@ -72,54 +71,6 @@ struct Runtimes {
     ingest: Runtime,
     text_jobs: Runtime,
     sql: Runtime,
-}
-
-/// A model that is served, with its text side.
-struct Loaded {
-    group: ModelGroup,
-    model: ServedModel,
-    text: Arc<ModelText>,
-}
-
-impl Loaded {
-    /// In the order of the configuration. Names are distinct. None at all: foreign workers serve alone.
-    fn all(config: &Config) -> anyhow::Result<Vec<Loaded>> {
-        let mut all: Vec<Loaded> = Vec::new();
-        for group in config.groups().into_iter().filter(|group| !group.name.is_empty()) {
-            let model = served_model(config, &group)?;
-            let text = ModelText::load(&model.name, &model.path, config.workers.block_size)
-                .with_context(|| format!("model {} ({})", model.name, model.path))?;
-            variant_files::check(&group.variants, &model.path)?;
-            if let Some(other) = all.iter().find(|other| other.model.name == model.name) {
-                let (name, first, second) = (&model.name, &other.model.path, &model.path);
-                bail!(
-                    "models.name: {first} and {second} are both called {name}; give one another name, NAME=file:PATH"
-                );
-            }
-            all.push(Loaded { group, model, text: Arc::new(text) });
-        }
-        Ok(all)
-    }
-
-    fn text(&self) -> Arc<dyn deps::TextModel> {
-        self.text.clone()
-    }
-}
-
-/// The model's name and file; pulls it if it is in the catalogue and not there yet.
-fn served_model(config: &Config, group: &ModelGroup) -> anyhow::Result<ServedModel> {
-    let named = |name: String| if group.file.is_some() { group.name.clone() } else { name };
-    if group.source() == "simulated" {
-        return Ok(ServedModel { name: named("simulated".into()), path: "simulated".into() });
-    }
-    match resolve(Catalogue::embedded(), group.source())? {
-        ModelFile::Local { name, path } => Ok(ServedModel { name: named(name), path: path.display().to_string() }),
-        ModelFile::Listed(entry) => {
-            let request = PullRequest { entry, models_dir: &config.model.models_dir, from: None };
-            let path = pull(&request, progress::for_stderr().as_ref())?;
-            Ok(ServedModel { name: named(entry.name.clone()), path: path.display().to_string() })
-        }
-    }
 }
 
 /// What is measured and kept: bus, log, tables, dataflow.
@@ -152,6 +103,7 @@ impl Plant {
             flow: flow.as_ref().map(Dataflow::views),
             plans: Arc::default(),
             stale_after_us: config.dataflow.stale_after.as_micros() as Micros,
+            silent_after_us: config.dataflow.silent_after.as_micros() as Micros,
         });
         Ok(Self { bus, guard, tables, flow, views, directory })
     }
@@ -200,6 +152,8 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     };
     let own_models = deps.models.names().into_iter().map(String::from).collect();
     let gateway = Gateway::with_foreign(deps, foreign.clone());
+    let modes = modes::Modes::default();
+    let watch = modes::Watch::new(plant.bus.clone(), plant.views.clone(), modes.clone());
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
     let tasks = [
         tokio::spawn(tick(gateway.clone())),
@@ -207,8 +161,9 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         runtimes.ingest.spawn(view_reports::ask_workers(plant.views.clone(), config.dataflow.audit_interval)),
         runtimes.ingest.spawn(bucket_planner::run(config.clone(), families, (plant.bus.clone(), plant.views.clone()))),
         runtimes.ingest.spawn(publish_views(config.clone(), plant.bus.clone(), plant.views.clone())),
+        runtimes.ingest.spawn(watch.run(|| WallClock.now())),
     ];
-    super::plant_metrics::register(&metrics, plant.bus.clone(), plant.views.clone());
+    super::plant_metrics::register(&metrics, (plant.bus.clone(), modes), plant.views.clone());
 
     let first = models.iter().map(|loaded| loaded.group.worker_count(config.workers.count)).sum();
     let supervisors = supervise(config, models, plant, flight_address)?;

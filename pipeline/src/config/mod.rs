@@ -201,6 +201,8 @@ pub struct Dataflow {
     #[serde(with = "humantime_serde")]
     pub stale_after: Duration,
     #[serde(with = "humantime_serde")]
+    pub silent_after: Duration,
+    #[serde(with = "humantime_serde")]
     pub window: Duration,
     #[serde(with = "humantime_serde")]
     pub trend_period: Duration,

@@ -54,8 +54,19 @@ fn prefix_hit(held: &PrefixMatch, block_size: u32) -> PrefixHit {
 /// One standard deviation in units of the mean absolute error, of a normal distribution.
 const DEVIATIONS: f64 = 1.253_314_137_315_5;
 
-/// What policies see of an instance's figures; `views` are those it is from.
-pub fn engine_view(views: &ViewState, state: EngineState) -> EngineView {
+/// The figures at `now`. Those older than `silent_after` say nothing of what runs (SPEC X5): leases stand for that, which never
+/// adds capacity; what was learnt of the speed, and the blocks last seen in use, are kept. Of an idle engine, which has nothing
+/// to report, that is what it reported last.
+pub fn current_view(views: &ViewState, state: EngineState, (now, silent_after_us): (Micros, i64)) -> EngineView {
+    let engine = engine_view(views, state);
+    match now - engine.reported_at > silent_after_us {
+        true => EngineView { running: 0, waiting: 0, queued_prefill_tokens: 0, context_tokens: 0, ..engine },
+        false => engine,
+    }
+}
+
+/// What policies see of an instance's figures as they were reported; `views` are those they are from.
+fn engine_view(views: &ViewState, state: EngineState) -> EngineView {
     let step = state.step;
     let errors = views.service_times.get(&step.shape);
     let deviation = |error: &PredictionError| (error.samples > 0).then_some(error.mape * DEVIATIONS);

@@ -2,7 +2,8 @@
 //!
 //! Every response carries `x-evenkeel-request-id` and `x-evenkeel-decision`, errors too; what was refused before its sender
 //! was known has the decision `none`, since nothing is written for strangers. Once an instance was found the response also
-//! says which variant of the model it serves, in `x-evenkeel-variant`.
+//! says which variant of the model it serves, in `x-evenkeel-variant`, and once policies were asked, in which mode the views were
+//! that they read, in `x-evenkeel-views` (SPEC X5).
 
 use std::sync::Arc;
 
@@ -29,11 +30,13 @@ use super::{
     shape::Envelope,
     slo_headers,
 };
+use crate::policy::ViewMode;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-id");
 pub const DECISION: HeaderName = HeaderName::from_static("x-evenkeel-decision");
 
 pub const VARIANT: HeaderName = HeaderName::from_static("x-evenkeel-variant");
+pub const VIEWS: HeaderName = HeaderName::from_static("x-evenkeel-views");
 
 pub async fn chat(State(gateway): State<Arc<Gateway>>, request: Request<Body>) -> Response {
     respond(gateway, Face::Chat, request).await
@@ -48,7 +51,8 @@ async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> R
     let answered = match gateway.keys.tenant(request.headers()) {
         Err(error) => {
             gateway.deps.metrics.ended(face.route(), error.code(), 0.0);
-            Answered { response: error.into_response(), decision_id: UNCLASSED.to_string(), variant: None }
+            let decision_id = UNCLASSED.to_string();
+            Answered { response: error.into_response(), decision_id, variant: None, views: None }
         }
         Ok(tenant) => match gateway.foreign.take(&gateway, request).await {
             Taken::Own(request) => known_sender(&gateway, face, (request_id.as_str(), tenant), request).await,
@@ -56,8 +60,10 @@ async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> R
             Taken::Refused(error) => refused(&gateway, face, (request_id.as_str(), tenant), error).await,
         },
     };
-    let Answered { mut response, decision_id, variant } = answered;
-    for (name, value) in [(REQUEST_ID, Some(request_id)), (DECISION, Some(decision_id)), (VARIANT, variant)] {
+    let Answered { mut response, decision_id, variant, views } = answered;
+    let views = views.map(|mode| mode.name().to_string());
+    let told = [(REQUEST_ID, Some(request_id)), (DECISION, Some(decision_id)), (VARIANT, variant), (VIEWS, views)];
+    for (name, value) in told {
         if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
             response.headers_mut().insert(name, value);
         }
@@ -70,12 +76,14 @@ pub(super) struct Answered {
     pub(super) response: Response,
     pub(super) decision_id: String,
     pub(super) variant: Option<String>,
+    pub(super) views: Option<ViewMode>,
 }
 
 impl Answered {
     pub(super) fn refusal(error: &ApiError, case: &Case) -> Self {
         let variant = case.recorder.variant().map(str::to_string);
-        Self { response: error.clone().into_response(), decision_id: case.decision_id.clone(), variant }
+        let (decision_id, views) = (case.decision_id.clone(), case.view_mode());
+        Self { response: error.clone().into_response(), decision_id, variant, views }
     }
 }
 
@@ -121,6 +129,7 @@ async fn known_sender(
     };
     let text = prepared.model.text.clone();
     let envelope = envelope(&case, &parsed, prepared);
+    let views = case.view_mode();
     let mut running = Running::new(gateway.clone(), case, sequences, (sampling, envelope.tools.as_ref()));
     let began = running.begin().await;
     let (decision_id, variant) = (running.decision_id().to_string(), running.variant().map(str::to_string));
@@ -132,7 +141,7 @@ async fn known_sender(
             Err(error) => error.into_response(),
         },
     };
-    Answered { response, decision_id, variant }
+    Answered { response, decision_id, variant, views }
 }
 
 /// Reads, parses and tokenises within `server.request_timeout`.

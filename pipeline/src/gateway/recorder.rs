@@ -223,15 +223,20 @@ impl Recorder {
 
     /// Ended after it was dispatched.
     pub async fn failed(&mut self, error: &ApiError) {
+        self.count_refusal(error);
         self.end("failed", error.code(), Some("failed"), Some(error)).await;
     }
 
     /// Refused before it was dispatched.
     pub async fn rejected(&mut self, error: &ApiError) {
+        self.count_refusal(error);
+        self.end("rejected", error.code(), None, Some(error)).await;
+    }
+
+    fn count_refusal(&self, error: &ApiError) {
         if let ApiError::Overloaded { reason, .. } = error {
             self.deps.metrics.rejected(reason.name());
         }
-        self.end("rejected", error.code(), None, Some(error)).await;
     }
 
     async fn end(

@@ -29,7 +29,7 @@ use crate::{
     ids::Micros,
     policy::{
         Admission, Arrival, Asked, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict,
-        decide, lot_of,
+        ViewMode, decide, lot_of,
     },
     rows::PolicyInputRow,
 };
@@ -69,6 +69,11 @@ impl Case {
             turns: 0,
             readings: Vec::new(),
         }
+    }
+
+    /// Mode of the views that the policies read, once they were asked.
+    pub fn view_mode(&self) -> Option<ViewMode> {
+        self.pressure.as_ref().map(|pressure| pressure.view.mode)
     }
 
     pub fn prompt_tokens(&self) -> u32 {

@@ -17,7 +17,7 @@ use crate::{
     bus::{Archive, Published},
     config::Recorded,
     dataflow::{
-        Feed, FlowViews, ForecastRequest, Names, RefusedRows, engine_view, flow_config, read_forecast, read_prefixes,
+        Feed, FlowViews, ForecastRequest, Names, RefusedRows, current_view, flow_config, read_forecast, read_prefixes,
         service_rows, take_rows, view_mode,
     },
     gateway::reading::{prefixes_of, service_row, view_of},
@@ -246,12 +246,13 @@ impl Flow {
             }
         };
         let stale_after = under.dataflow.stale_after.as_micros() as Micros;
+        let silent_after = under.dataflow.silent_after.as_micros() as Micros;
         let mode = view_mode(Some(&state), row.at, stale_after);
         differs("mode".into(), recorded.mode.name().into(), mode.name().into());
         differs("as_of".into(), format!("{:?}", recorded.as_of), format!("{:?}", state.as_of));
         for InstanceView { instance, epoch, engine, .. } in recorded.instances {
             let figures = state.instances.get(&instance.0).filter(|figures| figures.step.epoch == epoch.0);
-            let replayed = figures.map(|figures| engine_view(&state, *figures));
+            let replayed = figures.map(|figures| current_view(&state, *figures, (row.at, silent_after)));
             // `{:?}` of a float names its bits: it is the shortest text that reads back to them.
             differs(format!("figures of {instance}"), format!("{engine:?}"), format!("{replayed:?}"));
         }

@@ -338,5 +338,5 @@ impl Trip {
 
 fn answered(case: &Case, response: Response) -> Answered {
     let variant = case.recorder.variant().map(str::to_string);
-    Answered { response, decision_id: case.decision_id.clone(), variant }
+    Answered { response, decision_id: case.decision_id.clone(), variant, views: case.view_mode() }
 }

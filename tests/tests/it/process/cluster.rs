@@ -18,7 +18,7 @@ use tests::server::{Server, binary, free_port};
 use super::completion;
 
 /// Processes whose parent is `parent` and whose command line has the word, oldest first.
-fn children(parent: u32, word: &str) -> Vec<u32> {
+pub(super) fn children(parent: u32, word: &str) -> Vec<u32> {
     let numbers = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_child = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

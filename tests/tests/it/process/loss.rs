@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tests::server::Server;
 use tokio::sync::Notify;
 
@@ -47,6 +47,69 @@ async fn a_killed_worker_is_not_noticed_by_its_clients() {
     }
     let moved = "select request_id from requests where event = 'dispatched' group by request_id having count(*) > 1";
     assert!(!server.sql(moved).await.is_empty(), "a request was dispatched again");
+}
+
+/// What a client puts together of a streamed answer: text or content, log-probabilities, the arguments of calls, finish reason.
+fn joined(events: &str) -> Value {
+    let (mut text, mut tokens, mut arguments, mut reason) = (String::new(), Vec::new(), String::new(), Value::Null);
+    for data in events.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).filter(|data| *data != "[DONE]") {
+        let chunk: Value = serde_json::from_str(data).unwrap();
+        assert!(chunk.get("error").is_none(), "{chunk}");
+        let choice = &chunk["choices"][0];
+        text.push_str(choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default());
+        tokens.extend(choice["logprobs"]["tokens"].as_array().into_iter().flatten().cloned());
+        for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            arguments.push_str(call["function"]["name"].as_str().unwrap_or_default());
+            arguments.push_str(call["function"]["arguments"].as_str().unwrap_or_default());
+        }
+        if !choice["finish_reason"].is_null() {
+            reason = choice["finish_reason"].clone();
+        }
+    }
+    json!({"text": text, "tokens": tokens, "calls": arguments, "reason": reason})
+}
+
+/// The whole answer, streamed or not, without what differs between any two.
+async fn answered(server: &Server, path: &str, body: &Value) -> Value {
+    let response = server.post(path, body).await;
+    let (status, text) = (response.status(), response.text().await.unwrap());
+    assert_eq!(status, 200, "{text}");
+    if body["stream"] == true {
+        return joined(&text);
+    }
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let choices = answer["choices"].as_array().unwrap().iter();
+    let choices: Vec<Value> = choices.map(|choice| json!([choice["text"], choice["finish_reason"]])).collect();
+    json!([choices, answer["usage"]["completion_tokens"]])
+}
+
+/// Scenario: a stream with log-probabilities, a stream of a tool call, and the best two of three samples; in each the worker that
+/// runs it is killed with SIGKILL.
+/// Guarantees: tokens, texts, arguments, order of choices and usage are those of the undisturbed run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_of_every_shape_survive_their_worker() {
+    let Some(server) = Server::start("[workers]\nrestart_backoff = \"50ms\"\n").await else { return };
+    let mut logprobs = completion("the quick brown fox", 2500);
+    (logprobs["stream"], logprobs["logprobs"]) = (json!(true), json!(2));
+    let letters = json!({"type": "string", "pattern": "^[a-z]{1800}$"});
+    let parameters = json!({"type": "object", "additionalProperties": false, "required": ["text"],
+                            "properties": {"text": letters}});
+    let call = json!({"model": "tiny", "stream": true, "temperature": 0, "max_tokens": 3000, "tool_choice": "required",
+        "parallel_tool_calls": false, "messages": [{"role": "user", "content": "write"}],
+        "tools": [{"type": "function", "function": {"name": "note", "parameters": parameters}}]});
+    let mut best = completion("jumps over", 1200);
+    (best["n"], best["best_of"], best["seed"], best["temperature"]) = (json!(2), json!(3), json!(5), json!(0.9));
+    let rounds = [("/v1/completions", logprobs), ("/v1/chat/completions", call), ("/v1/completions", best)];
+    for (round, (path, body)) in rounds.into_iter().enumerate() {
+        let undisturbed = answered(&server, path, &body).await;
+        let (disturbed, ()) = tokio::join!(answered(&server, path, &body), kill_serving_worker(&server, round));
+        assert_eq!(disturbed, undisturbed, "{path} {body}: {}", server.log());
+        let ready = "select 1 as one from instances where state = 'ready'";
+        server.until(ready, |rows| rows.len() == 3 + round).await;
+    }
+    let moved = "select request_id from requests where event = 'dispatched' group by request_id having count(*) > 1";
+    assert_eq!(server.sql(moved).await.len(), 3, "each was dispatched again: {}", server.log());
+    server.stop();
 }
 
 /// Kills the process of one of the instances that run something now.

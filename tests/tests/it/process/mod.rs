@@ -4,6 +4,7 @@
 mod buckets;
 mod clients;
 mod cluster;
+mod degrade;
 mod explain;
 mod foreign;
 mod funnel;
