@@ -72,7 +72,7 @@ async fn client_errors_leave_the_instance_alone() {
     let (blamed, other) = (Arc::new(Speaker::new("hi")), Arc::new(Speaker::new("hi")));
     let kit = Kit::new(defaults(), vec![blamed.clone(), other.clone()]);
     // Its prefix is cached there, so routing prefers it.
-    *kit.views.hits.lock().unwrap() = pipeline::policy::PrefixHits(vec![(pipeline::ids::InstanceId(0), 4)]);
+    *kit.views.hits.lock().unwrap() = pipeline::policy::PrefixHits::near([(pipeline::ids::InstanceId(0), 4)]);
     *blamed.fault.lock().unwrap() = Fault::AtStart(InstanceError::Refused("a token id beyond the vocabulary".into()));
     for _ in 0..50 {
         assert_eq!(kit.post(COMPLETIONS, ask()).await.status, 400);
