@@ -195,7 +195,8 @@ mod tests {
             rows.into_iter().map(|row| (row.subject, row.mode, row.is_degraded)).collect()
         };
         let line = |subject: &str, mode: &str, is_degraded| (subject.to_string(), mode.to_string(), is_degraded);
-        assert_eq!(told(&BTreeMap::new(), &first), [line("w0", "ready", false)]);
+        let nothing = BTreeMap::new();
+        assert_eq!(told(&nothing, &first), [line("w0", "ready", false)]);
         assert_eq!(told(&first, &second), [line("w0", "dead", true), line("w1", "ready", false)]);
         assert!(told(&second, &second).is_empty());
     }

@@ -67,8 +67,13 @@ impl Plant {
         changes.cache.sort_unstable();
         changes.cache.dedup();
         flow.take(0, changes);
-        let views =
-            Views { directory, flow: Some(Arc::new(flow)), plans: Arc::default(), stale_after_us: 10 * EPOCH_US };
+        let views = Views {
+            directory,
+            flow: Some(Arc::new(flow)),
+            plans: Arc::default(),
+            stale_after_us: 10 * EPOCH_US,
+            silent_after_us: 100 * EPOCH_US,
+        };
         Plant { views, now: EPOCH_US, blocks }
     }
 
