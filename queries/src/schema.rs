@@ -92,7 +92,7 @@ pub enum Topic {
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 29] = [
+    pub const ALL: [Topic; 30] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::ShadowDecisions,
