@@ -10,6 +10,8 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let filter = tracing_subscriber::EnvFilter::try_from_env("EVENKEEL_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,pipeline=info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // A log line that cannot be written (a full disk) is lost; to complain about it on stderr would be to panic.
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    lines.log_internal_errors(false).init();
     pipeline::app::cli::main()
 }

@@ -3,7 +3,7 @@
 //! Start: data folder and log → bus → dataflow → Flight door → workers → HTTP. Ports are taken before workers are started,
 //! so that a busy port costs nothing. End, on SIGINT or SIGTERM: HTTP drains → workers drain → bus → dataflow.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{io::Write, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use axum::{Router, extract::DefaultBodyLimit};
@@ -177,7 +177,9 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         async move { http::serve(listener, router, &config, stop).await }
     });
     signal().await;
-    eprintln!("evenkeel: stopping; running answers may finish for {:?}", config.server.drain_timeout);
+    let patience = config.server.drain_timeout;
+    // Where nothing can be written (a full disk) it stops all the same.
+    let _ = writeln!(std::io::stderr(), "evenkeel: stopping; running answers may finish for {patience:?}");
     stop.cancel();
     server.await?;
     keepers.stop().await;
