@@ -207,7 +207,7 @@ async fn fronts_are_remembered_until_a_worker_goes() {
     assert_eq!(post(&server, &ask("once ", 9)).await.0, 200);
     assert!(kept.seen().len() == 1, "the one that is left serves");
     let _back = ForeignWorker::start_at("theirs", port).await;
-    server.until("select epoch from instances where state = 'ready' group by epoch", |rows| rows.len() == 3).await;
+    server.until("select distinct instance, epoch from instances where state = 'ready'", |rows| rows.len() == 3).await;
     let hits = "select hit.tokens as tokens from (select unnest(hits) as hit, at from policy_inputs where reading = 'placement' order by at desc limit 1)";
     assert_eq!(post(&server, &ask("once ", 10)).await.0, 200);
     assert_eq!(kept.seen().len(), 2, "{:?}", server.sql(hits).await);
