@@ -6,15 +6,13 @@
 // CHROMIUM names the browser (default: /usr/bin/chromium or /usr/bin/chromium-browser), EVENKEEL_MODEL the model
 // (default smollm2-135m), EVENKEEL_KEY a key if the server wants one. Prints `ok NAME` per check; the first failed one
 // ends the run with exit code 1, its reason on stderr, and `failure.png` beside the other screenshots.
-import { mkdir } from 'node:fs/promises';
 import {
   answered,
   check,
   fits,
-  folder,
   key,
+  inBrowser,
   inked,
-  launch,
   numberIn,
   openPage,
   quiet,
@@ -342,10 +340,8 @@ async function narrow(browser) {
   await context.close();
 }
 
-await mkdir(folder, { recursive: true });
-const { load, stop } = startLoad(2);
-const browser = await launch();
-try {
+await inBrowser(async (browser) => {
+  const { load } = startLoad(2);
   await wide(browser, load);
   await narrow(browser);
   await lossShows(browser);
@@ -355,10 +351,4 @@ try {
   check(load.problem === null, `the load stopped: ${load.problem?.message}`);
   check(load.answered > 0, 'no chat request was answered in full');
   console.log(`ok ${load.answered} chat requests answered, ${load.chunks} pieces read`);
-} catch (error) {
-  console.error(`FAILED: ${error.message}`);
-  process.exitCode = 1;
-} finally {
-  await browser.close();
-  await stop();
-}
+});

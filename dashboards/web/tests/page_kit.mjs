@@ -1,5 +1,6 @@
 // What the page's test stands on: settings, the browser, patience, chat requests in the background, and screenshots.
 import { existsSync } from 'node:fs';
+import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { chromium } from 'playwright-core';
 
@@ -46,6 +47,9 @@ export async function until(what, read, good) {
   throw new Error(`waited ${PATIENCE_MS / 1000} s for ${what}; last seen: ${JSON.stringify(seen)}`);
 }
 
+/** Loads that were started and not stopped yet. */
+const running = new Set();
+
 const STORY = (turn) => `Tell story number ${turn}, in a few sentences.`;
 
 /** Streaming chat requests, one after the other on each of `lanes`, until stopped. Counts what came back. */
@@ -73,16 +77,19 @@ export function startLoad(lanes, { maxTokens = 64, contentOf = STORY } = {}) {
       load.answered++;
     }
   };
-  const running = Promise.all(Array.from({ length: lanes }, lane)).catch((error) => {
+  const ended = Promise.all(Array.from({ length: lanes }, lane)).catch((error) => {
     if (!stop.signal.aborted) load.problem = error;
   });
-  return {
+  const started = {
     load,
     stop: async () => {
+      running.delete(started);
       stop.abort();
-      await running;
+      await ended;
     },
   };
+  running.add(started);
+  return started;
 }
 
 /** Whether the server has a table; older ones lack some that views show. */
@@ -172,7 +179,17 @@ export async function shot(page, name) {
 
 export const numberIn = (text) => Number(/[\d.]+/.exec(text.replaceAll(',', ''))?.[0] ?? Number.NaN);
 
-/** Starts the browser. */
-export function launch() {
-  return chromium.launch({ executablePath: browserPath, args: flags });
+/** Runs a script in a browser. The first failed check ends it with exit code 1; loads end with it. */
+export async function inBrowser(script) {
+  await mkdir(folder, { recursive: true });
+  const browser = await chromium.launch({ executablePath: browserPath, args: flags });
+  try {
+    await script(browser);
+  } catch (error) {
+    console.error(`FAILED: ${error.message}`);
+    process.exitCode = 1;
+  } finally {
+    await browser.close();
+    await Promise.all([...running].map((started) => started.stop()));
+  }
 }

@@ -6,21 +6,7 @@
 // A few prompts are asked again and again until the caches hold them; then so many that they drive each other out (an
 // eviction storm). The operator sees the rate fall, and gets by clicks alone from it to the layer, the reason, a request
 // that lost its tokens, and what more capacity would buy.
-import { mkdir } from 'node:fs/promises';
-import {
-  check,
-  fits,
-  folder,
-  inked,
-  launch,
-  numberIn,
-  openPage,
-  quiet,
-  shot,
-  startLoad,
-  until,
-  view,
-} from './page_kit.mjs';
+import { check, fits, inBrowser, inked, numberIn, openPage, quiet, shot, startLoad, until, view } from './page_kit.mjs';
 
 const FEW = 4;
 const MANY = 60;
@@ -153,13 +139,8 @@ async function narrowLight(browser) {
   await context.close();
 }
 
-await mkdir(folder, { recursive: true });
-const browser = await launch();
-const opened = await openPage(browser, { viewport: { width: 1280, height: 900 }, colorScheme: 'dark' });
-const running = [];
-try {
+async function rateFallsAndIsExplained(opened) {
   const calm = startLoad(2, { maxTokens: 4, contentOf: (turn) => prompt(turn, FEW) });
-  running.push(calm);
   await until(
     'a hit rate of 80 % on few prompts',
     () => opened.text('hit-rate'),
@@ -174,7 +155,6 @@ try {
   await calm.stop();
   const before = numberIn(await opened.text('hit-rate'));
   const storm = startLoad(3, { maxTokens: 4, contentOf: (turn) => prompt(turn, MANY) });
-  running.push(storm);
   await until(
     'the hit rate to fall',
     () => opened.text('hit-rate'),
@@ -184,12 +164,15 @@ try {
   await operatorAsksWhy(opened, storm.load);
   await shadowDiffers(opened);
   await quiet(opened, 'in the story');
-  await narrowLight(browser);
-} catch (error) {
-  await shot(opened.page, 'story-failure.png');
-  console.error(`FAILED: ${error.message}`);
-  process.exitCode = 1;
-} finally {
-  await browser.close();
-  await Promise.all(running.map((one) => one.stop()));
 }
+
+await inBrowser(async (browser) => {
+  const opened = await openPage(browser, { viewport: { width: 1280, height: 900 }, colorScheme: 'dark' });
+  try {
+    await rateFallsAndIsExplained(opened);
+    await narrowLight(browser);
+  } catch (error) {
+    await shot(opened.page, 'story-failure.png');
+    throw error;
+  }
+});
