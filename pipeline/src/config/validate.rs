@@ -1,136 +1,22 @@
-//! The checks that types cannot make. Each names the key, the value and what would be right.
+//! The checks that types cannot make, section by section. Each names the key, the value and what would be right.
 
-use super::{Config, ConfigError, LOCAL_TENANT, Speculation, models, variants};
+use std::{ops::RangeInclusive, time::Duration};
+
+use super::{
+    Bus, Config, ConfigError, Dataflow, Key, LOCAL_TENANT, Server, Speculation, Sql, Workers, models, variants,
+};
+
+/// How long a process of the dataflow may be silent, at least and at most.
+pub const HEARTBEAT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
 
 pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
-    let w = &config.workers;
     config.foreign.validate()?;
-    let least = if config.foreign.workers.is_empty() { 1 } else { 0 };
-    require(
-        (least..=256).contains(&w.count),
-        "workers.count",
-        w.count,
-        "1 to 256, or 0 with foreign.workers, which then serve alone",
-    )?;
-    require(
-        w.count == 0 || !config.models.is_empty() || !config.model.name.is_empty(),
-        "model.name",
-        "empty",
-        "a model, since workers.count is not 0",
-    )?;
-    require(
-        w.count > 0 || config.models.is_empty(),
-        "workers.count",
-        w.count,
-        "at least 1 with [[models]], which are served by workers of our own",
-    )?;
-    require(w.threads >= 1 && w.threads <= 1024, "workers.threads", w.threads, "1 to 1024")?;
-    require(
-        (16..=64).contains(&w.block_size) && w.block_size.is_power_of_two(),
-        "workers.block_size",
-        w.block_size,
-        "16, 32 or 64",
-    )?;
-    require(w.token_budget >= w.block_size, "workers.token_budget", w.token_budget, "at least workers.block_size")?;
-    require(w.running_max >= 1, "workers.running_max", w.running_max, "at least 1")?;
-    require(
-        w.running_max <= w.token_budget,
-        "workers.running_max",
-        w.running_max,
-        "at most workers.token_budget, since each running sequence takes a token of it",
-    )?;
-    require((1..=16).contains(&w.draft_tokens_max), "workers.draft_tokens_max", w.draft_tokens_max, "1 to 16")?;
-    require(w.verify_interval >= 1, "workers.verify_interval", w.verify_interval, "at least 1")?;
-    require(
-        w.speculation != Speculation::Draft || !w.draft_model.is_empty(),
-        "workers.draft_model",
-        "empty",
-        "the path of a .gguf file, since workers.speculation is \"draft\"",
-    )?;
-    require(w.waiting_max >= 1, "workers.waiting_max", w.waiting_max, "at least 1")?;
-    require(config.bus.flush_rows >= 1, "bus.flush_rows", config.bus.flush_rows, "at least 1")?;
-    require(
-        config.bus.queue_rows >= config.bus.flush_rows,
-        "bus.queue_rows",
-        config.bus.queue_rows,
-        "at least bus.flush_rows",
-    )?;
-    require(config.bus.subscriber_batches >= 1, "bus.subscriber_batches", config.bus.subscriber_batches, "at least 1")?;
-    let d = &config.dataflow;
-    require((1..=64).contains(&d.workers), "dataflow.workers", d.workers, "1 to 64")?;
-    require((1..=64).contains(&d.processes), "dataflow.processes", d.processes, "1 to 64")?;
-    require(
-        (100..=60_000).contains(&d.heartbeat_timeout.as_millis()),
-        "dataflow.heartbeat_timeout",
-        format!("{:?}", d.heartbeat_timeout),
-        "100ms to 60s",
-    )?;
-    require(
-        d.epoch.as_millis() >= 1 && d.epoch <= d.stale_after,
-        "dataflow.epoch",
-        format!("{:?}", d.epoch),
-        "at least 1ms and at most dataflow.stale_after",
-    )?;
-    require(
-        d.window >= d.publish_interval,
-        "dataflow.window",
-        format!("{:?}", d.window),
-        "at least dataflow.publish_interval",
-    )?;
-    require(
-        d.mrc_window >= d.mrc_interval && d.mrc_interval >= d.epoch,
-        "dataflow.mrc_window",
-        format!("{:?}", d.mrc_window),
-        "at least dataflow.mrc_interval, and that at least dataflow.epoch",
-    )?;
-    require(d.mrc_exact_blocks >= 1, "dataflow.mrc_exact_blocks", d.mrc_exact_blocks, "at least 1")?;
-    require(d.mrc_sample_max >= 1, "dataflow.mrc_sample_max", d.mrc_sample_max, "at least 1")?;
-    require(
-        d.funnel_window >= d.epoch,
-        "dataflow.funnel_window",
-        format!("{:?}", d.funnel_window),
-        "at least dataflow.epoch",
-    )?;
-    require(d.funnel_hashes_max >= 1, "dataflow.funnel_hashes_max", d.funnel_hashes_max, "at least 1")?;
-    require(
-        d.trend_period >= d.epoch,
-        "dataflow.trend_period",
-        format!("{:?}", d.trend_period),
-        "at least dataflow.epoch",
-    )?;
-    // A season is a number per period and model, copied at each period's end.
-    require(
-        d.trend_season.as_micros() / d.trend_period.as_micros().max(1) <= 100_000,
-        "dataflow.trend_season",
-        format!("{:?}", d.trend_season),
-        "at most 100000 dataflow.trend_period",
-    )?;
-    require(
-        d.trend_horizon.as_micros() / d.trend_period.as_micros().max(1) <= 10_000,
-        "dataflow.trend_horizon",
-        format!("{:?}", d.trend_horizon),
-        "at most 10000 dataflow.trend_period",
-    )?;
-    require(
-        d.audit_interval.as_millis() >= 100,
-        "dataflow.audit_interval",
-        format!("{:?}", d.audit_interval),
-        "at least 100ms",
-    )?;
-    require(config.sql.concurrent_max >= 1, "sql.concurrent_max", config.sql.concurrent_max, "at least 1")?;
-    require(config.sql.rows_max >= 1, "sql.rows_max", config.sql.rows_max, "at least 1")?;
-    require(
-        config.server.listen.ip().is_loopback() || !config.server.keys.is_empty(),
-        "server.listen",
-        config.server.listen,
-        "a loopback address, or server.keys set: anything but loopback requires keys",
-    )?;
-    require(
-        config.server.flight_listen.ip().is_loopback(),
-        "server.flight_listen",
-        config.server.flight_listen,
-        "a loopback address: workers publish here without a key",
-    )?;
+    fleet(config)?;
+    workers(&config.workers)?;
+    bus(&config.bus)?;
+    dataflow(&config.dataflow)?;
+    sql(&config.sql)?;
+    server(&config.server)?;
     variants::validate(&config.model.variants)?;
     models::validate(config)?;
     let tenants: Vec<String> = match config.server.keys.as_slice() {
@@ -139,6 +25,141 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     };
     config.policy.variants.validate(&models::variant_names(config), &tenants)?;
     crate::policy::validate(&config.policy)
+}
+
+/// Somebody serves something.
+fn fleet(config: &Config) -> Result<(), ConfigError> {
+    let count = config.workers.count;
+    let least = if config.foreign.workers.is_empty() { 1 } else { 0 };
+    require(
+        (least..=256).contains(&count),
+        "workers.count",
+        count,
+        "1 to 256, or 0 with foreign.workers, which then serve alone",
+    )?;
+    require(
+        count == 0 || !config.models.is_empty() || !config.model.name.is_empty(),
+        "model.name",
+        "empty",
+        "a model, since workers.count is not 0",
+    )?;
+    require(
+        count > 0 || config.models.is_empty(),
+        "workers.count",
+        count,
+        "at least 1 with [[models]], which are served by workers of our own",
+    )
+}
+
+fn workers(w: &Workers) -> Result<(), ConfigError> {
+    require(w.threads >= 1 && w.threads <= 1024, "workers.threads", w.threads, "1 to 1024")?;
+    require(
+        (16..=64).contains(&w.block_size) && w.block_size.is_power_of_two(),
+        "workers.block_size",
+        w.block_size,
+        "16, 32 or 64",
+    )?;
+    require(w.token_budget >= w.block_size, "workers.token_budget", w.token_budget, "at least workers.block_size")?;
+    at_least_one(w.running_max, "workers.running_max")?;
+    require(
+        w.running_max <= w.token_budget,
+        "workers.running_max",
+        w.running_max,
+        "at most workers.token_budget, since each running sequence takes a token of it",
+    )?;
+    require((1..=16).contains(&w.draft_tokens_max), "workers.draft_tokens_max", w.draft_tokens_max, "1 to 16")?;
+    at_least_one(w.verify_interval, "workers.verify_interval")?;
+    require(
+        w.speculation != Speculation::Draft || !w.draft_model.is_empty(),
+        "workers.draft_model",
+        "empty",
+        "the path of a .gguf file, since workers.speculation is \"draft\"",
+    )?;
+    at_least_one(w.waiting_max, "workers.waiting_max")?;
+    above_zero(w.start_timeout, "workers.start_timeout")?;
+    above_zero(w.restart_backoff, "workers.restart_backoff")?;
+    above_zero(w.health_interval, "workers.health_interval")?;
+    above_zero(w.health_timeout, "workers.health_timeout")
+}
+
+fn bus(bus: &Bus) -> Result<(), ConfigError> {
+    at_least_one(bus.flush_rows, "bus.flush_rows")?;
+    require(bus.queue_rows >= bus.flush_rows, "bus.queue_rows", bus.queue_rows, "at least bus.flush_rows")?;
+    above_zero(bus.flush_interval, "bus.flush_interval")?;
+    at_least_one(bus.subscriber_batches, "bus.subscriber_batches")?;
+    at_least_one(bus.live_rows, "bus.live_rows")
+}
+
+fn dataflow(d: &Dataflow) -> Result<(), ConfigError> {
+    let span =
+        |ok: bool, key: &'static str, value: Duration, expected: &str| require(ok, key, format!("{value:?}"), expected);
+    require((1..=64).contains(&d.workers), "dataflow.workers", d.workers, "1 to 64")?;
+    require((1..=64).contains(&d.processes), "dataflow.processes", d.processes, "1 to 64")?;
+    let is_patience = HEARTBEAT_TIMEOUTS.contains(&d.heartbeat_timeout);
+    span(is_patience, "dataflow.heartbeat_timeout", d.heartbeat_timeout, "100ms to 60s")?;
+    let is_epoch = d.epoch.as_millis() >= 1 && d.epoch <= d.stale_after;
+    span(is_epoch, "dataflow.epoch", d.epoch, "at least 1ms and at most dataflow.stale_after")?;
+    above_zero(d.publish_interval, "dataflow.publish_interval")?;
+    above_zero(d.silent_after, "dataflow.silent_after")?;
+    span(d.window >= d.publish_interval, "dataflow.window", d.window, "at least dataflow.publish_interval")?;
+    span(d.mrc_interval >= d.epoch, "dataflow.mrc_interval", d.mrc_interval, "at least dataflow.epoch")?;
+    span(d.mrc_window >= d.mrc_interval, "dataflow.mrc_window", d.mrc_window, "at least dataflow.mrc_interval")?;
+    require(d.mrc_exact_blocks >= 1, "dataflow.mrc_exact_blocks", d.mrc_exact_blocks, "at least 1")?;
+    at_least_one(d.mrc_sample_max, "dataflow.mrc_sample_max")?;
+    span(d.funnel_window >= d.epoch, "dataflow.funnel_window", d.funnel_window, "at least dataflow.epoch")?;
+    at_least_one(d.funnel_hashes_max, "dataflow.funnel_hashes_max")?;
+    at_least_one(d.open_requests_max, "dataflow.open_requests_max")?;
+    at_least_one(d.cache_entries_max, "dataflow.cache_entries_max")?;
+    span(d.trend_period >= d.epoch, "dataflow.trend_period", d.trend_period, "at least dataflow.epoch")?;
+    let periods = |span: Duration| span.as_micros() / d.trend_period.as_micros().max(1);
+    // A season is a number per period and model, copied at each period's end.
+    let is_season = periods(d.trend_season) <= 100_000;
+    span(is_season, "dataflow.trend_season", d.trend_season, "at most 100000 dataflow.trend_period")?;
+    let is_horizon = periods(d.trend_horizon) <= 10_000;
+    span(is_horizon, "dataflow.trend_horizon", d.trend_horizon, "at most 10000 dataflow.trend_period")?;
+    span(d.audit_interval.as_millis() >= 100, "dataflow.audit_interval", d.audit_interval, "at least 100ms")
+}
+
+fn sql(sql: &Sql) -> Result<(), ConfigError> {
+    above_zero(sql.timeout, "sql.timeout")?;
+    at_least_one(sql.concurrent_max, "sql.concurrent_max")?;
+    at_least_one(sql.rows_max, "sql.rows_max")
+}
+
+fn server(server: &Server) -> Result<(), ConfigError> {
+    above_zero(server.header_timeout, "server.header_timeout")?;
+    above_zero(server.request_timeout, "server.request_timeout")?;
+    at_least_one(server.connections_max, "server.connections_max")?;
+    for (place, Key { key, tenant, .. }) in server.keys.iter().enumerate() {
+        // A key is a secret: it is not shown.
+        let value = format!("(hidden, of tenant {tenant:?})");
+        let is_key = !key.is_empty() && key.trim() == key;
+        require(is_key, "server.keys.key", &value, "at least one character, and no space around it")?;
+        let is_first = server.keys[..place].iter().all(|other| other.key != *key);
+        require(is_first, "server.keys.key", &value, "each key once: it stands for one tenant")?;
+        require(!tenant.is_empty(), "server.keys.tenant", "empty", "the name of who has the key")?;
+    }
+    require(
+        server.listen.ip().is_loopback() || !server.keys.is_empty(),
+        "server.listen",
+        server.listen,
+        "a loopback address, or server.keys set: anything but loopback requires keys",
+    )?;
+    require(
+        server.flight_listen.ip().is_loopback(),
+        "server.flight_listen",
+        server.flight_listen,
+        "a loopback address: workers publish here without a key",
+    )
+}
+
+fn at_least_one(count: usize, key: &'static str) -> Result<(), ConfigError> {
+    require(count >= 1, key, count, "at least 1")
+}
+
+/// A timer of no length would never rest, and a patience of none would wait for nobody.
+fn above_zero(span: Duration, key: &'static str) -> Result<(), ConfigError> {
+    require(!span.is_zero(), key, format!("{span:?}"), "more than 0")
 }
 
 /// One rule: `ok`, or an error that names the key, the value and what would be right.
@@ -152,5 +173,84 @@ pub(crate) fn require(
         Ok(())
     } else {
         Err(ConfigError::Invalid { key, value: value.to_string(), expected: format!("expected {}", expected.into()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{Overrides, load},
+        policy::Tier,
+    };
+
+    /// Scenario: one wrong value in each section, and at each of the timers that would never rest.
+    /// Guarantees: the configuration is refused with the key, the value and what would be right; a key is never shown.
+    #[test]
+    fn wrong_values_are_named() {
+        let refusal = |change: fn(&mut Config)| {
+            let mut config = load(None, Overrides::default()).expect("the defaults are valid");
+            change(&mut config);
+            validate(&config).expect_err("a wrong value").to_string()
+        };
+        let lines = [
+            refusal(|config| config.workers.threads = 0),
+            refusal(|config| config.workers.block_size = 48),
+            refusal(|config| config.workers.running_max = 513),
+            refusal(|config| config.workers.speculation = Speculation::Draft),
+            refusal(|config| config.workers.restart_backoff = Duration::ZERO),
+            refusal(|config| config.workers.health_interval = Duration::ZERO),
+            refusal(|config| config.bus.queue_rows = 1023),
+            refusal(|config| config.bus.live_rows = 0),
+            refusal(|config| config.dataflow.heartbeat_timeout = Duration::from_secs(61)),
+            refusal(|config| config.dataflow.epoch = Duration::from_secs(3)),
+            refusal(|config| config.dataflow.publish_interval = Duration::ZERO),
+            refusal(|config| config.dataflow.mrc_interval = Duration::from_millis(99)),
+            refusal(|config| config.dataflow.mrc_window = Duration::from_secs(9)),
+            refusal(|config| config.dataflow.trend_season = Duration::from_secs(1_000_010)),
+            refusal(|config| config.sql.rows_max = 0),
+            refusal(|config| config.server.request_timeout = Duration::ZERO),
+            refusal(|config| config.server.listen = ([0, 0, 0, 0], 8080).into()),
+            refusal(|config| config.server.flight_listen = ([0, 0, 0, 0], 8815).into()),
+        ];
+        expect_test::expect![[r#"
+            workers.threads = 0: expected 1 to 1024
+            workers.block_size = 48: expected 16, 32 or 64
+            workers.running_max = 513: expected at most workers.token_budget, since each running sequence takes a token of it
+            workers.draft_model = empty: expected the path of a .gguf file, since workers.speculation is "draft"
+            workers.restart_backoff = 0ns: expected more than 0
+            workers.health_interval = 0ns: expected more than 0
+            bus.queue_rows = 1023: expected at least bus.flush_rows
+            bus.live_rows = 0: expected at least 1
+            dataflow.heartbeat_timeout = 61s: expected 100ms to 60s
+            dataflow.epoch = 3s: expected at least 1ms and at most dataflow.stale_after
+            dataflow.publish_interval = 0ns: expected more than 0
+            dataflow.mrc_interval = 99ms: expected at least dataflow.epoch
+            dataflow.mrc_window = 9s: expected at least dataflow.mrc_interval
+            dataflow.trend_season = 1000010s: expected at most 100000 dataflow.trend_period
+            sql.rows_max = 0: expected at least 1
+            server.request_timeout = 0ns: expected more than 0
+            server.listen = 0.0.0.0:8080: expected a loopback address, or server.keys set: anything but loopback requires keys
+            server.flight_listen = 0.0.0.0:8815: expected a loopback address: workers publish here without a key"#]]
+        .assert_eq(&lines.join("\n"));
+        let of_keys = |list: &[(&str, &str)]| {
+            let mut config = load(None, Overrides::default()).expect("the defaults are valid");
+            config.server.keys = list.iter().map(|(key, tenant)| Key::new(key, tenant, Tier::High)).collect();
+            validate(&config).map_err(|error| error.to_string())
+        };
+        assert_eq!(of_keys(&[("secret-1", "ann"), ("secret-2", "ann")]), Ok(()));
+        let lines = [
+            of_keys(&[("secret-1", "ann"), ("secret-1", "bob")]),
+            of_keys(&[("", "ann")]),
+            of_keys(&[("secret-1 ", "ann")]),
+            of_keys(&[("secret-1", "")]),
+        ]
+        .map(|refused| refused.expect_err("wrong keys"));
+        expect_test::expect![[r#"
+            server.keys.key = (hidden, of tenant "bob"): expected each key once: it stands for one tenant
+            server.keys.key = (hidden, of tenant "ann"): expected at least one character, and no space around it
+            server.keys.key = (hidden, of tenant "ann"): expected at least one character, and no space around it
+            server.keys.tenant = empty: expected the name of who has the key"#]]
+        .assert_eq(&lines.join("\n"));
     }
 }
