@@ -107,7 +107,7 @@ pub enum Refusal {
     KeysFull { max_keys: u64 },
     /// A request ended whose prompt never came: nothing can be told of it.
     PromptMissing,
-    /// `max_groups` tiers, models and tenants have a curve: the rows of this one count only in the curve of all.
+    /// `max_groups` tiers and tenants of a model have a curve: the rows of this one count only in the model's.
     GroupsFull { max_groups: u64 },
     /// A bucket plan whose ranges do not start at atom 0 and rise, are too many, or have no version; it was dropped.
     MalformedPlan { version: u64, ranges: u64 },

@@ -288,7 +288,12 @@ fn candidate() -> Fields {
         number("fetch_error_seconds", DataType::Float64, "s", "uncertainty of fetch_seconds"),
         number("interference_error_seconds", DataType::Float64, "s", "uncertainty of interference_seconds"),
         number("error_seconds", DataType::Float64, "s", "uncertainty of total_seconds"),
-        number("compared_seconds", DataType::Float64, "s", "total_seconds + policy.route.error_weight × error_seconds"),
+        number(
+            "compared_seconds",
+            DataType::Float64,
+            "s",
+            "total_seconds + policy.route.error_weight × error_seconds, and what borrowing from another bucket costs",
+        ),
         optional(number("has_room", DataType::Boolean, "", "its lease had room for the request")),
     ])
 }

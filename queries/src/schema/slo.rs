@@ -21,7 +21,7 @@ pub(super) fn slo() -> Vec<Field> {
         optional(number("is_met", DataType::Boolean, "", "the deadline was met; NULL: it was refused")),
         optional(seconds(
             "margin_seconds",
-            "left of the nearer deadline; below zero: missed by so much; NULL: refused",
+            "left of the nearer deadline; below zero: missed by so much; NULL: refused or failed",
         )),
         seconds("first_token_budget_seconds", "from arrival to when the first token was due"),
         optional(seconds("whole_budget_seconds", "from arrival to when the whole answer was due; NULL: whenever")),
