@@ -1,6 +1,6 @@
 //! Ids that cross module borders. Newtypes, so that an instance is never taken for an epoch.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,11 @@ pub struct ProcessEpoch(pub u64);
 
 /// Microseconds since the Unix epoch, UTC.
 pub type Micros = i64;
+
+/// A span of time in microseconds; one too long for that is as long as can be said.
+pub fn micros(span: Duration) -> Micros {
+    Micros::try_from(span.as_micros()).unwrap_or(Micros::MAX)
+}
 
 /// A name that is copied with each look at the fleet: a copy is a count, not a text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,8 +1,9 @@
 //! Evenkeel's processes: the only crate that knows tokio, HTTP, gRPC, JSON, the environment and the wall clock.
 //!
 //! Modules in order; each uses only those before it (DESIGN §1, STYLE "Rooms"):
-//! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `replay` → `simulation` → `app`.
-//! `ids` and `rows` are plain types below all of them.
+//! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `replay` → `app`.
+//! `ids` and `rows` are plain types below all of them; `models` (model files) and `load` (a client that plays traces) stand
+//! alone, for `app`. One edge goes back: the tree of `config` holds the settings that each policy declares and checks.
 
 pub mod app;
 pub mod bus;

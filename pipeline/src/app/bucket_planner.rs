@@ -31,7 +31,7 @@ use crate::{
     ids::{InstanceId, Micros},
     policy::{
         AtomRange, AtomWork, BucketConfig, BucketSeat, CapacityCurve, CapacitySource, CutPolicy, LoadAverage, NewPlan,
-        NotCut, PlanInForce, PlanLook, Replan, atom_work, replan,
+        NotCut, PlanInForce, PlanLook, Replan, Trigger, atom_work, replan,
     },
     rows::{BucketRow, FaultRow},
 };
@@ -210,7 +210,7 @@ fn uncut_row(
     let load = AtomRange::ALL.load(atoms);
     BucketRow {
         state: reason.name().into(),
-        trigger: "fleet".into(),
+        trigger: Trigger::Fleet.name().into(),
         cut: policy.name().into(),
         buckets: 1,
         instances: fleet.iter().map(|instance| instance.0).collect(),

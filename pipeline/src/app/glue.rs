@@ -3,10 +3,7 @@
 //! Invariant: a row that the bus refuses because it has stopped is dropped with a log line; nothing else is dropped here.
 //! State: none but the handles.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
@@ -26,6 +23,7 @@ use crate::{
     worker::{
         flight_server::{RemoteBatch, RemoteRefused, RemoteSink},
         supervisor::InstanceSink,
+        wall_micros,
     },
 };
 
@@ -35,7 +33,7 @@ pub struct WallClock;
 
 impl Clock for WallClock {
     fn now(&self) -> Micros {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as Micros)
+        wall_micros()
     }
 }
 

@@ -226,7 +226,8 @@ fn instances(now: Micros, view: &ClusterView, views: &Views) -> Vec<Value> {
     let entries = views.directory.load();
     entries
         .iter()
-        .zip(&view.instances)
+        // One that came since the look is shown with the next.
+        .filter_map(|entry| Some((entry, view.instance(entry.id)?)))
         .map(|(entry, seen)| {
             let engine = seen.engine;
             let state = flow.as_ref().and_then(|flow| flow.instances.get(&entry.id.0));

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `cli` | the command line |
 //! | `serve` | gateway, bus, dataflow and supervised workers in one process; start and stop in order |
+//! | `loaded` | the models to be served, with their text sides |
 //! | `glue` | the bus and the views behind the small traits of gateway and workers |
 //! | `text` | tokenizer and chat template of the model served |
 //! | `http` | connections: limits, slow clients, graceful end |
@@ -12,6 +13,7 @@
 //! | `shadow` | policies on the live stream that decide and do not act |
 //! | `live`, `page` | the stream behind the page, and the page |
 //! | `bucket_planner`, `plan_book`, `capacity_file` | bucket plans: cut from the live load, in force, and what they are weighed by |
+//! | `modes` | in which mode each part works, as rows and metrics |
 //! | `plant_metrics` | metrics of bus, log and dataflow |
 //! | `view_reports` | refused rows and what the cache index says of itself, as rows |
 //! | `remote` | `evenkeel sql` and `evenkeel snapshot`: clients of a running server |

@@ -133,7 +133,9 @@ impl Watch {
         self.busy.retain(|known, _| entries.iter().any(|entry| (entry.id.0, entry.epoch.0) == *known));
         for entry in entries.iter() {
             modes.insert(part("worker", &entry.name), of_worker(entry.state));
+            // Nobody talks to foreign workers through this directory, and they tell no figures.
             if entry.state == InstanceState::Ready
+                && entry.client.is_some()
                 && let Some(mode) = self.telemetry(entry, now)
             {
                 modes.insert(part("telemetry", &entry.name), mode);
@@ -178,7 +180,70 @@ fn changes(now: Micros, before: &BTreeMap<Part, Mode>, after: &BTreeMap<Part, Mo
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use engine::grammar::GrammarSource;
+    use operators::PrefixIndexConfig;
+    use queries::LiveTables;
+
     use super::*;
+    use crate::{
+        config::{Overrides, load},
+        dataflow::{FlowViews, Names},
+        gateway::instances::{ChunkStream, GenerateCall, InstanceClient, InstanceDirectory, InstanceError, Leases},
+        ids::{InstanceId, ProcessEpoch},
+    };
+
+    struct Mute;
+
+    #[async_trait]
+    impl InstanceClient for Mute {
+        async fn generate_within(
+            &self,
+            _call: GenerateCall,
+            _grammar: Option<GrammarSource>,
+        ) -> Result<ChunkStream, InstanceError> {
+            Err(InstanceError::Refused("it runs nothing".into()))
+        }
+    }
+
+    /// Scenario: a worker of ours and a foreign one have requests for longer than an engine may be silent; neither tells figures.
+    /// Guarantees: ours is unreported; the foreign one, of which none are expected, has no telemetry that could be.
+    #[tokio::test]
+    async fn foreign_workers_have_no_telemetry() {
+        let config = load(None, Overrides::default()).unwrap();
+        let (bus, _guard) = Bus::start(&config.bus, None, Arc::new(LiveTables::new(8)), Arc::new(|| 0)).unwrap();
+        let flow = FlowViews::new(1, PrefixIndexConfig::default(), Names::default(), (0, 100_000));
+        let (directory, silent_after_us) = (Arc::new(InstanceDirectory::default()), 1_000_000);
+        let views = Views {
+            directory: directory.clone(),
+            flow: Some(Arc::new(flow)),
+            plans: Arc::default(),
+            stale_after_us: silent_after_us,
+            silent_after_us,
+        };
+        let mut held = Vec::new();
+        for (id, client) in [(0, Some(Arc::new(Mute) as Arc<dyn InstanceClient>)), (1, None)] {
+            let leases = Arc::<Leases>::default();
+            held.extend(leases.reserve(1, 10));
+            directory.put(InstanceEntry {
+                id: InstanceId(id),
+                name: format!("w{id}"),
+                epoch: ProcessEpoch(1),
+                model: "m".into(),
+                variant: "default".into(),
+                state: InstanceState::Ready,
+                client,
+                leases,
+                fetch: Default::default(),
+            });
+        }
+        let mut watch = Watch::new(bus, Arc::new(views), Modes::default());
+        watch.look(0);
+        let modes = watch.look(2 * silent_after_us);
+        let told = modes.iter().filter(|(part, _)| part.component == "telemetry");
+        let told: Vec<_> = told.map(|(part, mode)| (part.subject.as_str(), mode.name)).collect();
+        assert_eq!(told, [("w0", "unreported")]);
+    }
 
     /// Scenario: a first look; one at which a worker has died and another has appeared; one that is the same.
     /// Guarantees: everything once, then what changed, then nothing.

@@ -41,7 +41,7 @@ use crate::{
         instances::InstanceDirectory, metrics::Metrics, registry::Registry, routes, with_fallbacks,
     },
     ids::Micros,
-    rows::{FaultRow, Row, SettingsRow},
+    rows::{FaultRow, Row},
     worker::{
         child::WorkerCommand,
         flight_server,
@@ -138,13 +138,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let names: Vec<&str> = models.iter().map(|loaded| loaded.model.name.as_str()).collect();
     let recorded = Recorded::of(config, &names, config.workers.block_size);
     let families = models.iter().map(|loaded| (loaded.model.name.clone(), loaded.text.family().to_string())).collect();
-    let row = SettingsRow {
-        at: WallClock.now(),
-        id: recorded.id(),
-        program: env!("CARGO_PKG_VERSION").into(),
-        text: recorded.text(),
-    };
-    BusSink(plant.bus.clone()).settings(row).await;
+    BusSink(plant.bus.clone()).settings(recorded.row(WallClock.now())).await;
     let (deps, metrics) = gateway_deps(config, (&models, &recorded), plant, runtimes)?;
     let foreign = match config.foreign.workers.as_slice() {
         [] => Arc::default(),

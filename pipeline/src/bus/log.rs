@@ -27,7 +27,10 @@ use super::{
     recovery::recover,
     segment::{OpenSegment, SegmentError, index_path},
 };
-use crate::{config, ids::Micros};
+use crate::{
+    config,
+    ids::{Micros, micros},
+};
 
 /// Rows of a topic kept pending while the log cannot be written.
 pub const PENDING_ROWS_MAX: usize = 65_536;
@@ -300,8 +303,7 @@ impl LogWriter {
 
     /// Deletes closed segments that are too old, then the oldest until all fit `retain_bytes`.
     fn retain(&mut self, now: Micros) {
-        let age = i64::try_from(self.config.retain_age.as_micros()).unwrap_or(i64::MAX);
-        let oldest_kept = now.saturating_sub(age);
+        let oldest_kept = now.saturating_sub(micros(self.config.retain_age));
         loop {
             let over = self.bytes() > self.config.retain_bytes.as_u64();
             let oldest = (0..self.topics.len()).filter_map(|at| Some((self.oldest_closed(at)?, at))).min();

@@ -17,6 +17,7 @@ use super::{
     Config, ConfigError, Dataflow, ModelGroup, Policy,
     load::{DEFAULTS, explain, refuse_unknown_keys},
 };
+use crate::{ids::Micros, rows::SettingsRow};
 
 /// What a recorded decision was made under.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,6 +67,11 @@ impl Recorded {
     /// Names the text.
     pub fn id(&self) -> String {
         format!("{:016x}", xxh3_64(self.text().as_bytes()))
+    }
+
+    /// The row of a server that decides by them from `at` on.
+    pub fn row(&self, at: Micros) -> SettingsRow {
+        SettingsRow { at, id: self.id(), program: env!("CARGO_PKG_VERSION").into(), text: self.text() }
     }
 
     /// Reads a recorded text.

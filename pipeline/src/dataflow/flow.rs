@@ -284,7 +284,6 @@ pub fn flow_config(config: &config::Dataflow) -> FlowConfig {
             ..FunnelWindowConfig::default()
         },
         diagnosis: DiagnosisConfig { window_epochs: epochs(config.funnel_window), ..DiagnosisConfig::default() },
-
         sessions: SessionConfig { window_epochs, windows: WINDOWS, ..SessionConfig::default() },
         arrival_trend: ArrivalTrendConfig {
             period_epochs: trend_epochs(config),

@@ -2,7 +2,7 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `columns` | columns of a batch, read in place |
+//! | `columns`, `recent` | columns of a batch, read in place; a map that forgets its oldest keys |
 //! | `feed` | batches become rows with integer keys |
 //! | `epoch_log` | which rows came in which epoch, as rows (SPEC X2) |
 //! | `foreign/` | KV events of vLLM and SGLang as rows of ours |
@@ -10,7 +10,7 @@
 //! | `threads` | timely workers on threads of their own |
 //! | `cluster` | the same workers in processes of their own, over several hosts |
 //! | `views` | the reader structures: one consistent state per epoch, and the prefix index |
-//! | `read` | what policies see of the views |
+//! | `read`, `forecast` | what policies see of the views, and of the predictors |
 //! | `kv_feed` | the same for KV events |
 //! | `plan_feed` | the same for bucket plans |
 //! | `prompt_feed`, `curve_rows` | the same for the miss-ratio curve, in and out |

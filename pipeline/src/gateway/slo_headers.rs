@@ -21,6 +21,7 @@ use axum::http::HeaderMap;
 use super::{auth::Tenant, error::ApiError};
 use crate::{
     config::TierHeader,
+    ids::micros,
     policy::{Asked, DeadlineConfig, SloAsk, Tier},
 };
 
@@ -66,10 +67,6 @@ fn wrong(name: &'static str, value: &str) -> ApiError {
     ApiError::parameter(name, format!("Invalid value for header '{name}': expected {expected}, but got `{shown}`."))
 }
 
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
-}
-
 fn bounded(us: f64) -> Option<i64> {
     (us.is_finite() && us >= 0.0).then(|| (us as i64).min(BUDGET_MAX_US))
 }
@@ -112,7 +109,7 @@ fn go_duration(value: &str) -> Option<i64> {
 }
 
 fn tier_of(name: &str) -> Option<Tier> {
-    [Tier::High, Tier::Medium, Tier::Low].into_iter().find(|tier| tier.name().eq_ignore_ascii_case(name))
+    Tier::ALL.into_iter().find(|tier| tier.name().eq_ignore_ascii_case(name))
 }
 
 #[cfg(test)]

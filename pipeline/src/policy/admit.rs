@@ -165,7 +165,7 @@ mod tests {
         let table: Vec<String> = ThrottleStep::ALL
             .iter()
             .map(|step| {
-                let marks: Vec<String> = [Tier::High, Tier::Medium, Tier::Low]
+                let marks: Vec<String> = Tier::ALL
                     .iter()
                     .map(|tier| match admit(&ask(*tier), &state(*step), &policy) {
                         Admission::Admit { max_tokens } => max_tokens.to_string(),

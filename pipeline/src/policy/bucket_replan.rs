@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::{ConfigError, require},
-    ids::{InstanceId, Micros},
+    ids::{InstanceId, Micros, micros},
     policy::{
         AtomWork, BoundBucket, Bucket, CutPolicy, FLEET_MAX, bind, imbalance, moves, optimal_cut, scan_cut, target,
     },
@@ -237,16 +237,16 @@ fn due(
     (atoms, config): (&[AtomWork], &BucketConfig),
 ) -> Option<Trigger> {
     let Some(current) = current else { return Some(Trigger::Start) };
-    let passed = |since: Micros, span: Duration| look.now - since >= span.as_micros() as Micros;
+    let passed = |since: Micros, span: Duration| look.now - since >= micros(span);
     let mut bound: Vec<InstanceId> = current.buckets.iter().flat_map(|b| b.instances.iter().copied()).collect();
     bound.sort_unstable();
     let is_orphaned = current.buckets.iter().any(|b| !b.instances.iter().any(|id| look.fleet.contains(id)));
     if is_orphaned || (bound != look.fleet || current.policy != look.policy) && passed(current.since, config.dwell) {
         return Some(Trigger::Fleet);
     }
-    let is_quiet = !passed(current.since, config.dwell) || !passed(current.looked, config.dwell);
+    // What was not looked at for that long has been in force for as long.
     match () {
-        () if is_quiet => None,
+        () if !passed(current.looked, config.dwell) => None,
         () if passed(current.looked, config.period) => Some(Trigger::Period),
         () => (drift(&current.basis, atoms) >= config.drift_min).then_some(Trigger::Drift),
     }

@@ -17,6 +17,9 @@ pub enum Tier {
 }
 
 impl Tier {
+    /// Best first, in the order of their [numbers](Self::number).
+    pub const ALL: [Tier; 3] = [Tier::High, Tier::Medium, Tier::Low];
+
     pub fn name(self) -> &'static str {
         match self {
             Tier::Low => "Low",
@@ -27,7 +30,7 @@ impl Tier {
 
     /// The tier of a name that [`name`](Self::name) gave.
     pub fn from_name(name: &str) -> Option<Tier> {
-        [Tier::Low, Tier::Medium, Tier::High].into_iter().find(|tier| tier.name() == name)
+        Tier::ALL.into_iter().find(|tier| tier.name() == name)
     }
 
     /// The tier as a number, for those who do not know tiers: 0 is High.
@@ -41,7 +44,7 @@ impl Tier {
 
     /// The tier of a number.
     pub fn of_number(number: u8) -> Option<Tier> {
-        [Tier::High, Tier::Medium, Tier::Low].into_iter().find(|tier| tier.number() == number)
+        Tier::ALL.into_iter().find(|tier| tier.number() == number)
     }
 
     /// The next better tier; High stays.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use self::lane::Lane;
 use crate::{
     config::{ConfigError, require},
-    ids::Micros,
+    ids::{Micros, micros},
     policy::{ThrottleStep, Tier},
 };
 
@@ -176,15 +176,11 @@ pub struct FairQueue<T> {
     load: QueueLoad,
     next_ticket: u64,
     config: QueueConfig,
-    aging_us: i64,
+    aging_us: Micros,
 }
 
 fn lane_of(tier: Tier) -> usize {
-    match tier {
-        Tier::High => 0,
-        Tier::Medium => 1,
-        Tier::Low => 2,
-    }
+    usize::from(tier.number())
 }
 
 impl<T> FairQueue<T> {
@@ -203,7 +199,7 @@ impl<T> FairQueue<T> {
             load: QueueLoad::default(),
             next_ticket: 0,
             config: config.clone(),
-            aging_us: i64::try_from(config.aging.as_micros()).unwrap_or(i64::MAX),
+            aging_us: micros(config.aging),
         }
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::{self, ConfigError, require},
-    ids::Micros,
+    ids::{Micros, micros},
     policy::{ClusterView, QueueLoad, Tier},
 };
 
@@ -216,8 +216,7 @@ pub fn saturation(view: &ClusterView, backlog: &Backlog, policy: &config::Policy
 /// The step from `now` on: one step tighter at its entry threshold, one looser below its exit threshold, none within the
 /// dwell time or without a signal.
 pub fn next_step(state: ThrottleState, saturation: Option<f64>, now: Micros, config: &ThrottleConfig) -> ThrottleState {
-    let dwell_us = i64::try_from(config.dwell.as_micros()).unwrap_or(i64::MAX);
-    let Some(level) = saturation.filter(|_| now.saturating_sub(state.since) >= dwell_us) else {
+    let Some(level) = saturation.filter(|_| now.saturating_sub(state.since) >= micros(config.dwell)) else {
         return state;
     };
     let enters = |step: &ThrottleStep| config.threshold(*step).is_some_and(|at| level >= at.enter);

@@ -59,7 +59,7 @@ impl VariantConfig {
 
     /// Variants that may serve the tenant in one tier or another; an instance of any other is none of its business.
     pub fn possible_for(&self, tenant: &str) -> Vec<String> {
-        let orders = [Tier::High, Tier::Medium, Tier::Low].map(|tier| self.order_for(RequestClass { tenant, tier }));
+        let orders = Tier::ALL.map(|tier| self.order_for(RequestClass { tenant, tier }));
         orders.concat()
     }
 

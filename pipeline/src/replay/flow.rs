@@ -21,7 +21,7 @@ use crate::{
         service_rows, take_rows, view_mode,
     },
     gateway::reading::{prefixes_of, service_row, view_of},
-    ids::Micros,
+    ids::{Micros, micros},
     policy::{InstanceView, Tier, ViewMode},
     rows::{EPOCH_TOPICS, EpochRow, PolicyInputRow, ServiceTimeRow},
 };
@@ -245,8 +245,8 @@ impl Flow {
                 report.differs(Difference { of: of.clone(), field, recorded, replayed });
             }
         };
-        let stale_after = under.dataflow.stale_after.as_micros() as Micros;
-        let silent_after = under.dataflow.silent_after.as_micros() as Micros;
+        let stale_after = micros(under.dataflow.stale_after);
+        let silent_after = micros(under.dataflow.silent_after);
         let mode = view_mode(Some(&state), row.at, stale_after);
         differs("mode".into(), recorded.mode.name().into(), mode.name().into());
         differs("as_of".into(), format!("{:?}", recorded.as_of), format!("{:?}", state.as_of));
@@ -292,6 +292,7 @@ impl Flow {
             report.differs(Difference { of, field: "hits".into(), recorded, replayed });
         }
     }
+
     fn check_published(&self, row: &ServiceTimeRow, report: &mut Report) {
         report.published += 1;
         let of = format!("service times of {} at {}", row.shape, row.as_of);

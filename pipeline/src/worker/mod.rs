@@ -43,12 +43,11 @@ pub mod wire;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::ids::Micros;
+use crate::ids::{Micros, micros};
 
 /// The wall clock, in microseconds since the epoch. A clock before 1970 reads as zero.
 pub(crate) fn wall_micros() -> Micros {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Micros::try_from(since.as_micros()).unwrap_or(Micros::MAX)
+    micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::{
     wire,
 };
 use crate::{
-    ids::{InstanceId, ProcessEpoch},
+    ids::{InstanceId, ProcessEpoch, micros},
     proto::{self, worker_server::Worker},
 };
 
@@ -108,7 +108,7 @@ impl Worker for WorkerService {
         if status.is_dead() {
             return Err(Status::unavailable("the engine thread has died"));
         }
-        let limit_us = i64::try_from(self.info.step_time_max.as_micros()).unwrap_or(i64::MAX);
+        let limit_us = micros(self.info.step_time_max);
         if let Some(age_us) = status.step_age_us().filter(|age| *age > limit_us) {
             return Err(Status::unavailable(format!(
                 "the engine step has run for {} ms; the bound is {} ms",

@@ -141,21 +141,24 @@ impl Fleet {
     }
 
     fn instance_view(&self, now: Micros, entry: &InstanceEntry) -> InstanceView {
-        let (leased_tokens, leased_requests) = (entry.leases.tokens(), entry.leases.requests());
         let worker = entry.client.clone().and_then(InstanceClient::foreign);
-        let engine = worker.map(|worker| EngineView {
-            reported_at: now,
-            running: leased_requests,
-            waiting: 0,
+        let engine = worker.map(|worker| {
             // What an engine computes in one step waits for nobody.
-            queued_prefill_tokens: worker.prefilling.load(Ordering::Relaxed).saturating_sub(self.step_tokens),
-            context_tokens: leased_tokens,
-            // What its pool has is not known, and no part of the saturation.
-            blocks_used: 0,
-            blocks_total: 0,
-            prefill_tokens_per_second: Some(self.prefill.get().unwrap_or(self.default_prefill)),
-            decode_step_seconds: self.decode.get().map(|rate| 1.0 / rate),
-            ..EngineView::default()
+            let queued = worker.prefilling.load(Ordering::Relaxed).saturating_sub(self.step_tokens);
+            EngineView {
+                reported_at: now,
+                running: entry.leases.requests(),
+                waiting: 0,
+                queued_prefill_tokens: queued,
+                // The two together are what is leased: this is no report that could take room beyond it.
+                context_tokens: entry.leases.tokens().saturating_sub(queued),
+                // What its pool has is not known, and no part of the saturation.
+                blocks_used: 0,
+                blocks_total: 0,
+                prefill_tokens_per_second: Some(self.prefill.get().unwrap_or(self.default_prefill)),
+                decode_step_seconds: self.decode.get().map(|rate| 1.0 / rate),
+                ..EngineView::default()
+            }
         });
         InstanceView {
             instance: entry.id,
@@ -163,8 +166,8 @@ impl Fleet {
             model: entry.model.clone(),
             variant: entry.variant.clone(),
             is_ready: entry.state == InstanceState::Ready,
-            leased_tokens,
-            leased_requests,
+            leased_tokens: entry.leases.tokens(),
+            leased_requests: entry.leases.requests(),
             fetch: entry.fetch,
             bucket: None,
             engine,
@@ -225,9 +228,11 @@ mod tests {
         assert_eq!((fleet.cluster(7).mode, fleet.cluster(7).as_of), (ViewMode::Approximate, None));
         assert_eq!(engine(&fleet).prefill_tokens_per_second, Some(config.default_prefill_tokens_per_second));
         assert_eq!(engine(&fleet).decode_step_seconds, None);
-        let lease = leases.reserve(100, 1000).unwrap();
+        let lease = leases.reserve(10_000, 20_000).unwrap();
         let sent = [worker.prefill(8000), worker.prefill(1000)];
         assert_eq!((engine(&fleet).running, engine(&fleet).queued_prefill_tokens), (1, 9000 - config.step_tokens));
+        let reported = engine(&fleet).queued_prefill_tokens + engine(&fleet).context_tokens;
+        assert_eq!(reported, leases.tokens(), "or reports would take room beyond the leases");
         drop((sent, lease));
         assert_eq!((engine(&fleet).running, engine(&fleet).queued_prefill_tokens), (0, 0));
         fleet.saw_prefill(1000, 0.5);

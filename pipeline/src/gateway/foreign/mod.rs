@@ -175,13 +175,7 @@ impl Setup {
             Some(text) => text.block_size(),
             None => config.foreign.block_tokens(),
         };
-        let recorded = Recorded::of(&config, &[model], block_tokens);
-        let settings = SettingsRow {
-            at: self.deps.clock.now(),
-            id: recorded.id(),
-            program: env!("CARGO_PKG_VERSION").into(),
-            text: recorded.text(),
-        };
+        let settings = Recorded::of(&config, &[model], block_tokens).row(self.deps.clock.now());
         let registry = |text| Arc::new(Registry::new(&config, vec![text]));
         let only = |registry: &Registry| registry.only().cloned().expect("invariant: one text is one model");
         let models = registry(Arc::new(ForeignText { name: model.into(), block_tokens }) as Arc<dyn TextModel>);

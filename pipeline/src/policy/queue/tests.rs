@@ -7,7 +7,6 @@ use super::*;
 use crate::policy::test_policy;
 
 const STEP: ThrottleStep = ThrottleStep::Open;
-const TIERS: [Tier; 3] = [Tier::High, Tier::Medium, Tier::Low];
 const TENANTS: [&str; 3] = ["ann", "bob", "eve"];
 
 fn entry(tier: Tier, tokens: u64, since: Micros) -> Waiting<usize> {
@@ -26,7 +25,7 @@ fn tokens_are_shared_by_weight() {
     let mut queue = FairQueue::new(&QueueConfig { requests_max: 10_000, ..test_policy().queue });
     let mut taken = [0u64; 3];
     for _ in 0..1200 {
-        for tier in TIERS {
+        for tier in Tier::ALL {
             queue.push(entry(tier, 100, 0)).unwrap();
         }
     }
@@ -285,7 +284,7 @@ proptest! {
             match act {
                 Act::Push { tier, tenant, tokens, slack } => {
                     let waiting = Waiting {
-                        tier: TIERS[tier],
+                        tier: Tier::ALL[tier],
                         tenant: TENANTS[tenant].into(),
                         size: EntrySize { tokens, bytes: tokens * 2 },
                         since: now,
@@ -343,7 +342,7 @@ proptest! {
 #[test]
 fn a_head_may_go_before_the_first() {
     let mut queue = FairQueue::new(&test_policy().queue);
-    let tickets = TIERS.map(|tier| queue.push(entry(tier, 100, 0)).unwrap());
+    let tickets = Tier::ALL.map(|tier| queue.push(entry(tier, 100, 0)).unwrap());
     let behind = queue.push(entry(Tier::Medium, 100, 0)).unwrap();
     let other = queue.push(of("bob", 0, None)).unwrap();
     let order = |queue: &mut FairQueue<usize>, step| -> Vec<Ticket> {

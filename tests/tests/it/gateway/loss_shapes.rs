@@ -11,9 +11,13 @@ const CALL: &str = "I look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"
 
 /// The same words from both instances; the first is lost after `count` tokens of one sequence.
 fn kit(make: impl Fn() -> Speaker, count: usize) -> Kit {
+    Kit::new(defaults(), speakers(make, count).to_vec())
+}
+
+fn speakers(make: impl Fn() -> Speaker, count: usize) -> [Arc<Speaker>; 2] {
     let first = make();
     *first.fault.lock().unwrap() = Fault::After(count, InstanceError::Lost("connection reset".into()));
-    Kit::new(defaults(), vec![Arc::new(first), Arc::new(make())])
+    [Arc::new(first), Arc::new(make())]
 }
 
 fn undisturbed(make: impl Fn() -> Speaker) -> Kit {
@@ -73,7 +77,11 @@ async fn structured_text_goes_on() {
         "response_format": {"type": "json_object"}});
     let calm = streamed(&undisturbed(make), &body).await;
     for count in 0..30 {
-        assert_eq!(streamed(&kit(make, count), &body).await, calm, "lost after {count}");
+        let speakers = speakers(make, count);
+        let kit = Kit::new(defaults(), speakers.to_vec());
+        assert_eq!(streamed(&kit, &body).await, calm, "lost after {count}");
+        let [first, second] = speakers.map(|speaker| speaker.grammars.lock().unwrap().clone());
+        assert!(first.len() == 1 && first[0].is_some() && first == second, "{first:?} {second:?}");
     }
 }
 
