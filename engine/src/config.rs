@@ -69,6 +69,9 @@ pub fn check_block_size(tokens: usize) -> Result<(), ConfigError> {
 pub struct EngineConfig {
     /// Most new tokens in a step, decode and prefill together. Default 512. More than `max_running`.
     pub token_budget: usize,
+    /// Longest time of a step in microseconds, as far as the length of its prompts decides it; `None`: `token_budget` alone
+    /// bounds them. Counts once [`Engine::took`](crate::engine::Engine::took) has told how long steps take. Default none.
+    pub prefill_step_us: Option<Micros>,
     /// Most sequences with KV. Default 64.
     pub max_running: usize,
     /// Most sequences waiting for their first step; the next is refused. Default 1024. Preempted ones come on top, at
@@ -99,6 +102,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             token_budget: 512,
+            prefill_step_us: None,
             max_running: 64,
             max_waiting: 1024,
             prefix_cache: PrefixCacheMode::On,
@@ -153,6 +157,9 @@ impl EngineConfig {
         }
         if self.max_overtake_us < 0 {
             return Err(ConfigError::TooSmall { field: "max_overtake_us", value: self.max_overtake_us, least: 0 });
+        }
+        if let Some(value) = self.prefill_step_us.filter(|us| *us < 1) {
+            return Err(ConfigError::TooSmall { field: "prefill_step_us", value, least: 1 });
         }
         if self.token_budget <= self.max_running {
             let Self { token_budget, max_running, .. } = *self;

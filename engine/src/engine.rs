@@ -26,7 +26,7 @@ use crate::{
         Speculator, config::Speculation, draft_model::DraftModel, prompt_lookup::PromptLookup, proposer::Proposer,
         report::ClassFigures,
     },
-    step::{QueueFigures, StepReport},
+    step::{QueueFigures, StepReport, StepStats},
     stop::TokenBytes,
     swap::carry_out,
     validate::validate_request,
@@ -44,6 +44,8 @@ pub struct Engine {
     scheduler: Scheduler,
     sampler: Sampler,
     steps: u64,
+    /// Figures of the last step, until [`Engine::took`] tells its time.
+    untimed: Option<StepStats>,
 }
 
 impl Engine {
@@ -91,7 +93,7 @@ impl Engine {
         let mut scheduler = Scheduler::new(config, &shape);
         let limits = config.speculation.limits();
         scheduler.speculator = proposer.zip(limits).map(|(proposer, limits)| Speculator::new(proposer, limits));
-        Ok(Self { config, shape, runner, vocabulary, scheduler, sampler: Sampler::default(), steps: 0 })
+        Ok(Self { config, shape, runner, vocabulary, scheduler, sampler: Sampler::default(), steps: 0, untimed: None })
     }
 
     /// Takes a request into its lane, or says why not and keeps nothing. Hashes the prompt's blocks and replays drawn tokens into
@@ -151,6 +153,7 @@ impl Engine {
         report.kv_events = self.scheduler.pool.take_events();
         report.stats = self.scheduler.close_stats();
         report.stats.step = self.steps;
+        self.untimed = Some(report.stats);
         self.close_speculation(&mut report);
         if cfg!(debug_assertions)
             && let Err(fault) = self.check_step()
@@ -158,6 +161,13 @@ impl Engine {
             panic!("invariant broken in step {}: {fault}", self.steps);
         }
         report
+    }
+
+    /// Tells how long the last step took, in microseconds: later ones keep to `prefill_step_us` by it.
+    pub fn took(&mut self, us: Micros) {
+        if let Some(stats) = self.untimed.take() {
+            self.scheduler.pace.learn(&stats, us);
+        }
     }
 
     /// Copies blocks before the batch. What waits in L2 is dropped if that fails.

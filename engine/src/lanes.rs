@@ -28,6 +28,13 @@ pub(crate) struct WaitKey {
     arrival: Arrival,
 }
 
+impl WaitKey {
+    /// When it is due; whoever ran before is due at once.
+    pub fn due(&self) -> Micros {
+        self.due
+    }
+}
+
 /// All lanes, first to last.
 pub(crate) const LANES: [Lane; 3] = [Lane::L1, Lane::L2, Lane::L3];
 
@@ -124,6 +131,12 @@ impl WaitingLanes {
             0 => WaitKey { standing: Standing::Fresh, due, arrival: sequence.arrival },
             _ => WaitKey { standing: Standing::Interrupted, due: Micros::MIN, arrival: sequence.arrival },
         }
+    }
+
+    /// When a sequence is due, were it to wait.
+    pub fn due(&self, sequence: &Sequence, now: Micros) -> Micros {
+        let due = self.first_due(sequence);
+        if due < now { self.last_due(sequence) } else { due }
     }
 
     fn first_due(&self, sequence: &Sequence) -> Micros {

@@ -16,7 +16,7 @@
 //! | `config`, `validate` | settings and requests, checked before anything is kept |
 //! | `engine`, `finish` | the step loop: schedule, execute, finish |
 //! | `sequence`, `roster`, `running` | one sequence; all of them; those that run, in order of service |
-//! | `scheduler`, `token_budget`, `lanes`, `preemption`, `swap` | who runs in this step, who gives way and how (SPEC B7, B8) |
+//! | `scheduler`, `token_budget`, `step_pace`, `resting`, `lanes`, `preemption`, `swap` | who runs in this step, who gives way and how (SPEC B7, B8) |
 //! | `block_pool`, `lru`, `block_table`, `prefix_cache`, `block_hash` | paged KV and prefix reuse (SPEC C1, C2) |
 //! | `sampler`, `token_history` | logits to tokens |
 //! | `speculation/` | guessed tokens, verified several a step |
@@ -45,6 +45,7 @@ pub mod model;
 pub mod preemption;
 pub mod prefix_cache;
 pub mod request;
+mod resting;
 mod roster;
 pub mod runner;
 mod running;
@@ -53,6 +54,7 @@ mod scheduler;
 mod sequence;
 pub mod speculation;
 pub mod step;
+mod step_pace;
 pub mod stop;
 mod swap;
 pub mod token_budget;

@@ -1,8 +1,11 @@
 //! Who runs in this step (SPEC B7, B8): iteration-level continuous batching under a token budget.
 //!
 //! Order of a plan: one token for each decoding sequence of L1 and L2; then lane by lane the prefills under way and the
-//! sequences that wait, in chunks of what the budget leaves. L3 comes last with its decodes too, and a lane admits only
-//! while no higher lane waits: L3 fills idle capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
+//! sequences that wait, whoever is due first, in chunks of what the budget leaves: a long prompt under way holds up no
+//! short one with less time (A4 d). What prompts take of a step is bounded by tokens and, if asked for, by the step's
+//! time (`step_pace`). Where the whole batch would be too slow for somebody's deadline, those with the most time rest
+//! (`resting`). L3 comes last with its decodes too, and a lane admits only while no higher lane waits: L3 fills
+//! idle capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
 //! that step. A lane whose head doesn't fit waits; later ones don't slip past it.
 //!
 //! Invariants: a step plans at most `token_budget` tokens and runs at most `max_running` sequences; planned tokens have
@@ -23,12 +26,14 @@ use crate::{
     preemption::{GivingWay, HeldKv, cheaper_way, victim_for_lane, victim_for_pages},
     prefix_cache::{PrefixCache, PrefixMatch},
     request::Lane,
+    resting::{Decoding, resting},
     roster::Roster,
     runner::{Batch, BatchSlot, RunnerShape, Transfer},
     running::RunKey,
     sequence::{FirstRun, Sequence},
     speculation::Speculator,
     step::StepStats,
+    step_pace::StepPace,
     swap::{forget, swap_in, swap_out},
     token_budget::TokenBudget,
 };
@@ -64,8 +69,11 @@ pub(crate) struct Scheduler {
     config: EngineConfig,
     /// Copies decided in this step.
     transfers: Vec<Transfer>,
+    pub pace: StepPace,
     /// Prefills under way, in order of service; found anew in each step.
     prefills: Vec<RunKey>,
+    /// Decoding sequences that rest in this step, by key.
+    resting: Vec<RunKey>,
     /// Slots of earlier batches, for their memory; at most `max_running`.
     spare: Vec<BatchSlot>,
 }
@@ -85,7 +93,9 @@ impl Scheduler {
             speculator: None,
             config,
             transfers: Vec::new(),
+            pace: StepPace::default(),
             prefills: Vec::new(),
+            resting: Vec::new(),
             spare: Vec::new(),
         }
     }
@@ -95,15 +105,16 @@ impl Scheduler {
         let mut budget = TokenBudget::new(self.config.token_budget);
         self.roster.running.close_gaps();
         self.prefills.clear();
-        let mut pages_ran_out = self.plan_decodes(Lane::L1..Lane::L3, &mut budget);
+        self.resting = self.who_rests(now);
+        let mut pages_ran_out = self.plan_decodes(Lane::L1..Lane::L3, now, &mut budget);
+        let decoding = self.config.token_budget - budget.left();
+        self.limit_prompts((now, decoding), &mut budget);
         for lane in LANES {
             if lane == Lane::L3 {
-                pages_ran_out |= self.plan_decodes(Lane::L3..=Lane::L3, &mut budget);
+                pages_ran_out |= self.plan_decodes(Lane::L3..=Lane::L3, now, &mut budget);
             }
-            self.plan_prefills(lane, &mut budget);
-            if !pages_ran_out {
-                self.admit(lane, now, &mut budget);
-            }
+            let door = if pages_ran_out { Entry::Blocked } else { Entry::Retry };
+            self.plan_prompts(lane, (now, door), &mut budget);
         }
         if let Some(speculator) = &mut self.speculator {
             speculator.plan(&mut self.roster, &mut self.pool, &mut budget, now);
@@ -111,9 +122,36 @@ impl Scheduler {
         self.assemble()
     }
 
-    /// One token for each decoding sequence of `lanes`, in order of service; the others are noted as prefills. Where
+    /// Decoding sequences that let others run in a shorter step.
+    fn who_rests(&self, now: Micros) -> Vec<RunKey> {
+        let Some(gap_us) = self.config.prefill_step_us else { return Vec::new() };
+        if self.roster.running.values().all(|sequence| sequence.request.drop_at.is_none()) {
+            return Vec::new();
+        }
+        let running = self.roster.running.iter().filter(|(_, sequence)| sequence.is_decoding());
+        let decoding = |(key, sequence): (&RunKey, &Sequence)| {
+            let needs_us = sequence.needed_pace(now);
+            Decoding { key: *key, drew_at: sequence.drew_at, needs_us }
+        };
+        resting(&running.map(decoding).collect::<Vec<_>>(), gap_us, &self.pace)
+    }
+
+    /// Bounds what prompts take of a step in which so many decode: by `prefill_step_us`, and by the pace that those who
+    /// decode need to be whole before they are dropped. Who would be late without any prompt is not waited for.
+    fn limit_prompts(&self, (now, decoding): (Micros, usize), budget: &mut TokenBudget) {
+        let Some(most) = self.config.prefill_step_us else { return };
+        let Some(alone) = self.pace.decode_us(decoding) else { return };
+        let needed = self.roster.running.values().filter(|sequence| sequence.is_decoding());
+        let needed = needed.filter_map(|sequence| sequence.needed_pace(now)).filter(|us| *us > alone);
+        let within = needed.min().map_or(most, |us| us.min(most));
+        if let Some(tokens) = self.pace.prompt_tokens(decoding, within) {
+            budget.limit_prompts(tokens);
+        }
+    }
+
+    /// One token for each decoding sequence of `lanes` that does not rest, in order of service; the others are noted as prefills. Where
     /// pages run out, the last in that order gives way; true if that happened.
-    fn plan_decodes(&mut self, lanes: impl RangeBounds<Lane>, budget: &mut TokenBudget) -> bool {
+    fn plan_decodes(&mut self, lanes: impl RangeBounds<Lane>, now: Micros, budget: &mut TokenBudget) -> bool {
         let before = self.stats.preempted;
         let mut place = match lanes.start_bound() {
             Bound::Included(first) => self.roster.running.first_of(*first),
@@ -129,8 +167,11 @@ impl Scheduler {
             }
             if !sequence.is_decoding() {
                 self.prefills.push(key);
+            } else if self.resting.binary_search(&key).is_ok() {
+                // It keeps its pages.
             } else if sequence.table.grow_to(&mut self.pool, sequence.len()).is_ok() {
                 sequence.planned = budget.take(1);
+                sequence.drew_at = now;
             } else {
                 let victim = victim_for_pages(&self.roster).expect("invariant: somebody runs");
                 self.interrupt(victim, budget);
@@ -141,26 +182,37 @@ impl Scheduler {
         self.stats.preempted > before
     }
 
-    /// The next chunk of each prefill of `lane` that is under way.
-    fn plan_prefills(&mut self, lane: Lane, budget: &mut TokenBudget) {
-        for key in self.prefills.iter().filter(|key| key.lane == lane) {
-            if budget.left() == 0 {
-                return;
-            }
-            // It may have given way since.
-            if let Some(sequence) = self.roster.running.get_mut(key) {
-                plan_chunk(sequence, &mut self.pool, budget);
+    /// Chunks of the prefills of `lane` under way and of sequences that wait in it, whoever is due first, while the budget
+    /// lasts. Nobody is let in through a blocked `door`, or while a higher lane waits.
+    fn plan_prompts(&mut self, lane: Lane, (now, door): (Micros, Entry), budget: &mut TokenBudget) {
+        let higher_waits = LANES.iter().any(|other| *other < lane && self.roster.waiting().lane_len(*other) > 0);
+        let mut door = if higher_waits { Entry::Blocked } else { door };
+        let mut under_way = self.prefills_by_due(lane, now).into_iter().peekable();
+        while budget.left_for_prompts() > 0 {
+            let head = (door != Entry::Blocked).then(|| self.roster.head(lane, now)).flatten();
+            let head_due = head.map(|(key, _)| key.due());
+            match (under_way.peek(), head_due) {
+                (Some((due, _)), head_due) if head_due.is_none_or(|head_due| *due <= head_due) => {
+                    let (_, key) = under_way.next().expect("invariant: it was looked at");
+                    // It may have given way since.
+                    if let Some(sequence) = self.roster.running.get_mut(&key) {
+                        plan_chunk(sequence, &mut self.pool, budget);
+                    }
+                }
+                (_, Some(_)) => door = self.admit_head(lane, now, budget),
+                (_, None) => return,
             }
         }
     }
 
-    /// Lets waiting sequences of `lane` in while the budget lasts.
-    fn admit(&mut self, lane: Lane, now: Micros, budget: &mut TokenBudget) {
-        let higher_waits = LANES.iter().any(|other| *other < lane && self.roster.waiting().lane_len(*other) > 0);
-        if higher_waits {
-            return;
-        }
-        while budget.left() > 0 && self.admit_head(lane, now, budget) != Entry::Blocked {}
+    /// The prefills of `lane` under way with when they are due, first things first; equals in the order of service.
+    fn prefills_by_due(&self, lane: Lane, now: Micros) -> Vec<(Micros, RunKey)> {
+        let of_lane = self.prefills.iter().filter(|key| key.lane == lane);
+        let waiting = self.roster.waiting();
+        let due = |key: &RunKey| Some((waiting.due(self.roster.running.get(key)?, now), *key));
+        let mut prefills: Vec<_> = of_lane.filter_map(due).collect();
+        prefills.sort_unstable();
+        prefills
     }
 
     fn admit_head(&mut self, lane: Lane, now: Micros, budget: &mut TokenBudget) -> Entry {
@@ -324,7 +376,7 @@ pub(crate) fn planned(roster: &mut Roster) -> impl Iterator<Item = &mut Sequence
 
 /// Plans as much of what remains as the budget has, and sees to its blocks.
 fn plan_chunk(sequence: &mut Sequence, pool: &mut BlockPool, budget: &mut TokenBudget) {
-    sequence.planned = budget.take(sequence.remaining());
+    sequence.planned = budget.take_for_prompt(sequence.remaining());
     let positions = sequence.computed + sequence.planned;
     sequence.table.grow_to(pool, positions).expect("invariant: a prefill's pages were promised when it started");
 }

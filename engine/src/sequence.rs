@@ -54,6 +54,8 @@ pub(crate) struct Sequence {
     /// KV in L2, while it waits after giving way by swap.
     pub swapped: Option<Swapped>,
     pub cancelled: bool,
+    /// Start of the step in which it drew last.
+    pub drew_at: Micros,
     pub grammar: Option<GrammarState>,
     pub draft: DraftState,
     history: TokenHistory,
@@ -93,6 +95,7 @@ impl Sequence {
             preemptions: 0,
             swapped: None,
             cancelled: false,
+            drew_at: submitted,
             draft: DraftState::default(),
             history,
             text,
@@ -121,6 +124,12 @@ impl Sequence {
     /// Known tokens without KV.
     pub fn remaining(&self) -> usize {
         self.len() - self.computed
+    }
+
+    /// Microseconds that each further token may take, if all that were asked for are to come before it is dropped.
+    pub fn needed_pace(&self, now: Micros) -> Option<Micros> {
+        let left = self.request.drop_at?.saturating_sub(now);
+        Some(left / (self.most_proposals() as Micros + 1))
     }
 
     /// Known tokens without KV in L1 or L2.

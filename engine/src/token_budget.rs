@@ -1,17 +1,24 @@
-//! The token budget of one step (SPEC B7): how many new tokens a batch may still take.
+//! The token budget of one step (SPEC B7): how many new tokens a batch may still take, and how many of these from prompts.
 //!
-//! Invariant: what was taken and what is left add up to the step's budget. Cost: O(1); one number.
+//! Invariant: what was taken and what is left add up to the step's budget. Cost: O(1); three numbers.
 
 /// See the file's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBudget {
     left: usize,
     total: usize,
+    /// Of what is left, how much prompts may take.
+    prompts_left: usize,
 }
 
 impl TokenBudget {
     pub fn new(tokens: usize) -> Self {
-        Self { left: tokens, total: tokens }
+        Self { left: tokens, total: tokens, prompts_left: tokens }
+    }
+
+    /// Prompts may take no more than this from now on.
+    pub fn limit_prompts(&mut self, tokens: usize) {
+        self.prompts_left = tokens;
     }
 
     /// Tokens that can still be taken.
@@ -19,10 +26,22 @@ impl TokenBudget {
         self.left
     }
 
+    /// Tokens that prompts can still take.
+    pub fn left_for_prompts(&self) -> usize {
+        self.left.min(self.prompts_left)
+    }
+
     /// Takes up to `wanted` tokens and says how many.
     pub fn take(&mut self, wanted: usize) -> usize {
         let granted = wanted.min(self.left);
         self.left -= granted;
+        granted
+    }
+
+    /// Takes up to `wanted` tokens of a prompt and says how many.
+    pub fn take_for_prompt(&mut self, wanted: usize) -> usize {
+        let granted = self.take(wanted.min(self.prompts_left));
+        self.prompts_left -= granted;
         granted
     }
 

@@ -5,6 +5,7 @@
 
 mod batching;
 mod block_hash;
+mod chunking;
 mod constrained;
 mod cpu_runner;
 mod data;

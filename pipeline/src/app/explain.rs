@@ -96,7 +96,7 @@ impl ExplainDoor {
         );
         let inputs = format!(
             "select at, reading, decision_id, settings, view_mode, view_as_of, instances, hits, hits_as_of, tenant_class, variants, tier, \
-             prompt_tokens, max_tokens, turns, tie_turn, excluded, throttle_step, throttle_since_us, queued_requests, queued_tokens, \
+             prompt_tokens, max_tokens, turns, tie_turn, excluded, spared, throttle_step, throttle_since_us, queued_requests, queued_tokens, \
              pushed_requests, pushed_tokens, lease, because from policy_inputs where {} order by at",
             span("at")
         );

@@ -140,6 +140,8 @@ pub struct Workers {
     pub kv_bytes_max: ByteSize,
     pub l2_bytes: ByteSize,
     pub token_budget: usize,
+    #[serde(with = "humantime_serde")]
+    pub prefill_step_time: Duration,
     pub running_max: usize,
     pub waiting_max: usize,
     pub prefix_cache: Mode,

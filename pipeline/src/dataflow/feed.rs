@@ -23,10 +23,11 @@ use arrow::{
 };
 use operators::{ArrivedRow, End, FinishedRow, FlowRows, KvChange, KvRow, LoadEvent, LoadRow, StepRow, TrafficRow};
 use queries::Topic;
+use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
-    columns::{Columns, maybe, maybe_text},
+    columns::{Columns, maybe, maybe_text, only, told},
     funnel_feed::FunnelFeed,
     kv_feed,
     plan_feed::PlanFeed,
@@ -35,9 +36,8 @@ use super::{
     refused::{RefusedRows, Wrong},
 };
 use crate::{
-    bus::{Published, RowsError, rows_of},
+    bus::{Published, RowsError},
     ids::Micros,
-    rows::RequestRow,
 };
 
 /// Distinct names of models, tenants and shapes that have a number of their own.
@@ -132,7 +132,8 @@ impl Feed {
         self.funnel.take(published, &columns, rows)?;
         match published.topic {
             Topic::Requests => {
-                for row in rows_of::<RequestRow>(&telling(&published.batch))? {
+                let batch = only(published.topic, &telling(&published.batch), &TOLD)?;
+                for row in told::<Told<'_>>(published.topic, &batch)? {
                     if row.event == "arrived" {
                         prompt_feed::take(&self.names, &row, rows);
                     }
@@ -255,6 +256,41 @@ impl Feed {
         Ok(())
     }
 }
+
+/// What is read of a row that begins, places or ends a request.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Told<'a> {
+    pub at: Micros,
+    pub request_id: &'a str,
+    pub event: &'a str,
+    pub model: &'a str,
+    pub tier: &'a str,
+    pub tenant: &'a str,
+    pub instance: Option<u32>,
+    pub prompt_tokens: u32,
+    pub cached_tokens: Option<u32>,
+    pub gap_us: Option<i64>,
+    pub total_us: Option<i64>,
+    pub block_tokens: Option<u32>,
+    pub prompt_blocks: Option<Vec<Vec<u64>>>,
+}
+
+/// Columns of [`Told`].
+const TOLD: [&str; 13] = [
+    "at",
+    "request_id",
+    "event",
+    "model",
+    "tier",
+    "tenant",
+    "instance",
+    "prompt_tokens",
+    "cached_tokens",
+    "gap_us",
+    "total_us",
+    "block_tokens",
+    "prompt_blocks",
+];
 
 /// The rows that begin, place or end a request: all but those of its tokens.
 fn telling(batch: &RecordBatch) -> RecordBatch {

@@ -14,18 +14,19 @@ use operators::{
     funnel::{ANY_MODEL, MAX_NS_PER_TOKEN},
 };
 use queries::Topic;
+use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    columns::{Columns, maybe, maybe_text},
-    feed::{Names, tier_number},
+    columns::{Columns, maybe, maybe_text, only, told},
+    feed::{Names, Told, tier_number},
     kv_feed::level_number,
     recent::Recent,
 };
 use crate::{
     bus::{Published, RowsError, rows_of},
     ids::Micros,
-    rows::{DecisionRow, InstanceRow, RequestRow},
+    rows::InstanceRow,
 };
 
 /// Instances whose model is remembered.
@@ -45,6 +46,29 @@ pub(super) fn request_number(id: &str) -> u128 {
 pub(super) fn request_id(number: u128) -> String {
     format!("{REQUEST_PREFIX}{number:032x}")
 }
+
+/// What is read of a decision.
+#[derive(Deserialize)]
+struct Decision<'a> {
+    at: Micros,
+    request_id: &'a str,
+    outcome: &'a str,
+    instance: Option<u32>,
+    prompt_tokens: u32,
+    visible_hit_tokens: Option<u32>,
+    candidates: Vec<Candidate>,
+}
+
+#[derive(Deserialize)]
+struct Candidate {
+    instance: u32,
+    hit_tokens: u32,
+    prefill_seconds: f64,
+}
+
+/// Columns of [`Decision`].
+const DECIDED: [&str; 7] =
+    ["at", "request_id", "outcome", "instance", "prompt_tokens", "visible_hit_tokens", "candidates"];
 
 /// What is remembered of an open request.
 #[derive(Debug, Clone, Copy, Default)]
@@ -80,8 +104,9 @@ impl FunnelFeed {
     ) -> Result<(), RowsError> {
         match published.topic {
             Topic::Decisions => {
-                let decided = rows_of::<DecisionRow>(&published.batch)?;
-                let parts = decided.iter().filter_map(decided_row);
+                let batch = only(published.topic, &published.batch, &DECIDED)?;
+                let parts = told::<Decision<'_>>(published.topic, &batch)?;
+                let parts = parts.iter().filter_map(decided_row);
                 rows.funnel.extend(parts.map(|row| FunnelRow::Request(FunnelPart::Decided(row))));
             }
             Topic::Instances => {
@@ -102,9 +127,9 @@ impl FunnelFeed {
     }
 
     /// Appends what a row of `requests` tells.
-    pub(super) fn request(&mut self, row: RequestRow, rows: &mut FlowRows) {
-        let request = request_number(&row.request_id);
-        match row.event.as_str() {
+    pub(super) fn request(&mut self, row: Told<'_>, rows: &mut FlowRows) {
+        let request = request_number(row.request_id);
+        match row.event {
             "arrived" => {
                 self.open.insert(request, Open::default());
                 if let Some(asked) = self.asked(request, row) {
@@ -132,7 +157,7 @@ impl FunnelFeed {
                 let ended = EndedRow { at_us: row.at, request, delivered: row.cached_tokens };
                 rows.funnel.push(FunnelRow::Request(FunnelPart::Ended(ended)));
                 if let Some(open) = self.open.remove(&request).filter(|_| row.event == "finished") {
-                    let model = self.names.number(&row.model);
+                    let model = self.names.number(row.model);
                     rows.diagnosis.push(DiagnosisInput::Request(diagnosed(&row, (request, model), open)));
                 }
             }
@@ -140,15 +165,15 @@ impl FunnelFeed {
     }
 
     /// `None` if the row was written before prompts had blocks.
-    fn asked(&self, request: u128, row: RequestRow) -> Option<AskedRow> {
+    fn asked(&self, request: u128, row: Told<'_>) -> Option<AskedRow> {
         let (prompts, block_tokens) = row.prompt_blocks.zip(row.block_tokens)?;
         Some(AskedRow {
             at_us: row.at,
             request,
-            model: self.names.number(&row.model),
+            model: self.names.number(row.model),
             region: self.names.number(REGION),
-            tier: tier_number(&row.tier),
-            tenant: self.names.number(&row.tenant),
+            tier: tier_number(row.tier),
+            tenant: self.names.number(row.tenant),
             prompt_tokens: row.prompt_tokens,
             block_tokens,
             prompts,
@@ -202,8 +227,8 @@ impl FunnelFeed {
 }
 
 /// `None` for a decision to queue, which another one follows.
-fn decided_row(row: &DecisionRow) -> Option<DecidedRow> {
-    let is_placed = match row.outcome.as_str() {
+fn decided_row(row: &Decision<'_>) -> Option<DecidedRow> {
+    let is_placed = match row.outcome {
         "admit" => true,
         "reject" => false,
         _ => return None,
@@ -213,7 +238,7 @@ fn decided_row(row: &DecisionRow) -> Option<DecidedRow> {
     let eligible = row.candidates.iter().map(|candidate| candidate.hit_tokens).max().unwrap_or(0);
     Some(DecidedRow {
         at_us: row.at,
-        request: request_number(&row.request_id),
+        request: request_number(row.request_id),
         placed: row.instance.filter(|_| is_placed),
         visible: row.visible_hit_tokens.unwrap_or(eligible),
         eligible,
@@ -226,7 +251,7 @@ fn decided_row(row: &DecisionRow) -> Option<DecidedRow> {
     })
 }
 
-fn diagnosed(row: &RequestRow, (request, model): (u128, u32), open: Open) -> DiagnosedRequest {
+fn diagnosed(row: &Told<'_>, (request, model): (u128, u32), open: Open) -> DiagnosedRequest {
     let total_us = row.total_us.unwrap_or(0).max(0) as u64;
     let queue_us = open.queued.zip(open.placed).map_or(0, |(queued, placed)| (placed - queued).max(0) as u64);
     DiagnosedRequest {

@@ -7,14 +7,13 @@
 use operators::{FlowRows, PromptRow};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::feed::{Names, tier_number};
-use crate::rows::RequestRow;
+use super::feed::{Names, Told, tier_number};
 
 /// Appends the prompts of an arrival to `rows`. Models and tenants get numbers of `names`.
-pub(super) fn take(names: &Names, row: &RequestRow, rows: &mut FlowRows) {
+pub(super) fn take(names: &Names, row: &Told<'_>, rows: &mut FlowRows) {
     let (Some(block_tokens), Some(blocks)) = (row.block_tokens, &row.prompt_blocks) else { return };
-    let (at_us, request, tier) = (row.at, xxh3_64(row.request_id.as_bytes()), tier_number(&row.tier));
-    let (model, tenant) = (names.number(&row.model), names.number(&row.tenant));
+    let (at_us, request, tier) = (row.at, xxh3_64(row.request_id.as_bytes()), tier_number(row.tier));
+    let (model, tenant) = (names.number(row.model), names.number(row.tenant));
     let mut rest = row.prompt_tokens;
     let last = blocks.len().saturating_sub(1);
     for (index, hashes) in blocks.iter().enumerate() {
@@ -30,15 +29,9 @@ pub(super) fn take(names: &Names, row: &RequestRow, rows: &mut FlowRows) {
 mod tests {
     use super::*;
 
-    fn row(prompt_tokens: u32, blocks: Option<Vec<Vec<u64>>>) -> RequestRow {
+    fn row(prompt_tokens: u32, blocks: Option<Vec<Vec<u64>>>) -> Told<'static> {
         let block_tokens = blocks.is_some().then_some(16);
-        RequestRow {
-            event: "arrived".into(),
-            prompt_tokens,
-            block_tokens,
-            prompt_blocks: blocks,
-            ..RequestRow::default()
-        }
+        Told { event: "arrived", prompt_tokens, block_tokens, prompt_blocks: blocks, ..Told::default() }
     }
 
     /// Scenario: arrivals with one prompt, with three, with one too short for a block, with fewer tokens than their blocks

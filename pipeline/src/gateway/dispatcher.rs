@@ -19,12 +19,14 @@ use std::{
     time::Duration,
 };
 
+use operators::DecodeWork;
 use tokio::sync::oneshot;
 
 use super::{
+    claims::Due,
     deps::Deps,
     group::Group,
-    instances::{InstanceClient, InstanceState, Lease},
+    instances::{InstanceClient, InstanceEntry, InstanceState, Lease},
     queue_place::QueuePlace,
     reading::{ForecastReading, LeaseFate, PlaceReading, WaitReading, tick_row},
     registry::Model,
@@ -35,8 +37,9 @@ use crate::{
     dataflow::ForecastRequest,
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, Learnt, Placement, PrefixReading, QueueLoad,
-        RouteConfig, RouteRejection, RouteRequest, ThrottleState, Ticket, Tier, Waiting, press, route, token_cost,
+        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, InstanceView, Learnt, Newcomer, Pace, Placement,
+        PrefixReading, QueueLoad, RouteConfig, RouteRejection, RouteRequest, Skill, ThrottleState, Ticket, Tier,
+        Waiting, harms, press, route, token_cost,
     },
     rows::{FaultRow, PolicyInputRow, SloReliabilityRow},
 };
@@ -45,6 +48,8 @@ use crate::{
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Times a reservation may lose the race for the last room before the request queues.
 const RACES_MAX: usize = 3;
+/// Instances where requests would miss their deadlines by a newcomer that are passed over before it queues.
+const SPARED_MAX: usize = 8;
 
 /// What is to be placed.
 #[derive(Debug, Clone)]
@@ -57,6 +62,8 @@ pub struct Demand {
     pub sequences: u32,
     /// Latest start with which it can make its deadline, if it has one that counts.
     pub start_by: Option<Micros>,
+    /// What its deadline asks of an instance's time, if it has one that counts.
+    pub due: Option<Due>,
     /// Memory it holds while it waits.
     pub bytes: u64,
     /// Variants of the model that may serve it, best first.
@@ -98,6 +105,15 @@ pub struct NoPlace {
     pub rejection: RouteRejection,
     pub reading: Box<PlaceReading>,
     pub fate: LeaseFate,
+}
+
+/// Why routing's choice was not reserved.
+enum Missed {
+    /// There is no client to it now.
+    Gone,
+    WouldHarm,
+    /// Others took the room.
+    Full,
 }
 
 /// What policy saw and said of throttling when a request arrived.
@@ -239,7 +255,7 @@ impl Dispatcher {
             lengths: predicted.lengths,
             services: predicted.services,
             drain_tokens_per_second: learnt.drain.tokens_per_second(now),
-            skill: learnt.skill.skill(),
+            skill: learnt.skill.skill(prompt_tokens),
             queue,
         };
         ForecastReading { forecast, as_of }
@@ -273,7 +289,7 @@ impl Dispatcher {
         Box::new(PlaceReading {
             now,
             prefixes: self.prefixes(&view, demand),
-            view,
+            view: Arc::new(view),
             hashes: demand.hashes.clone(),
             variants: demand.variants.clone(),
             tier: demand.tier,
@@ -281,6 +297,7 @@ impl Dispatcher {
             max_tokens: demand.max_tokens,
             turn: self.turn(&demand.model),
             excluded: excluded.to_vec(),
+            spared: Vec::new(),
         })
     }
 
@@ -296,33 +313,80 @@ impl Dispatcher {
             .filter(|entry| is_failed(entry) || entry.state != InstanceState::Ready || entry.client.is_none())
             .map(|entry| entry.id)
             .collect();
-        let cost = token_cost(demand.prompt_tokens, demand.max_tokens);
         let route = &demand.model.policy.route;
-        let most = route.lease_tokens_max;
         let mut reading = self.read(demand, &excluded);
         let mut candidates: Vec<CandidateCost> = Vec::new();
-        for race in 0..RACES_MAX {
-            if race > 0 {
-                reading = self.read(demand, &excluded);
-            }
+        let mut races = 0;
+        while races < RACES_MAX && reading.spared.len() < SPARED_MAX {
             let placement = match place_by(&reading, demand.model.name(), route) {
                 Ok(placement) => placement,
                 Err(rejection) => return Err(NoPlace { rejection, reading, fate: LeaseFate::None }),
             };
-            let entry = directory.iter().find(|entry| entry.id == placement.instance);
-            let Some((entry, client)) = entry.and_then(|entry| Some((entry, entry.client.clone()?))) else {
-                excluded.push(placement.instance);
-                continue;
-            };
-            let lease = entry.leases.reserve(cost, most).and_then(|lease| lease.borrowing(placement.borrowed));
-            if let Some(lease) = lease {
-                self.group(&demand.model).take_turn();
-                let (instance, epoch) = (entry.id, entry.epoch);
-                return Ok(Grant { instance, epoch, client, lease: Arc::new(lease), placement, reading });
+            let (instance, chosen) = (placement.instance, placement.candidates.clone());
+            match self.reserve(demand, &directory, (placement, reading)) {
+                Ok(grant) => return Ok(grant),
+                Err((Missed::WouldHarm, unused)) => {
+                    reading = unused;
+                    reading.spared.push(instance);
+                    candidates = chosen;
+                    continue;
+                }
+                Err((Missed::Gone, _)) => excluded.push(instance),
+                Err((Missed::Full, _)) => candidates = chosen,
             }
-            candidates = placement.candidates;
+            (races, reading) = (races + 1, self.read(demand, &excluded));
         }
-        Err(NoPlace { rejection: RouteRejection::NoRoom { candidates }, reading, fate: LeaseFate::Lost })
+        let fate = if reading.spared.is_empty() { LeaseFate::Lost } else { LeaseFate::None };
+        Err(NoPlace { rejection: RouteRejection::NoRoom { candidates }, reading, fate })
+    }
+
+    /// Reserves where the routing of a request's arrival would place it, a moment ago; `None`: it must be placed anew.
+    pub fn take(&self, demand: &Demand, placement: &Placement, reading: Box<PlaceReading>) -> Option<Grant> {
+        self.reserve(demand, &self.deps.directory.load(), (placement.clone(), reading)).ok()
+    }
+
+    fn reserve(
+        &self,
+        demand: &Demand,
+        directory: &[Arc<InstanceEntry>],
+        (placement, reading): (Placement, Box<PlaceReading>),
+    ) -> Result<Grant, (Missed, Box<PlaceReading>)> {
+        let entry = directory.iter().find(|entry| entry.id == placement.instance);
+        let ready = entry.filter(|entry| entry.state == InstanceState::Ready);
+        let Some((entry, client)) = ready.and_then(|entry| Some((entry, entry.client.clone()?))) else {
+            return Err((Missed::Gone, reading));
+        };
+        if self.would_harm(demand, entry, (&placement, &reading)) {
+            return Err((Missed::WouldHarm, reading));
+        }
+        let cost = token_cost(demand.prompt_tokens, demand.max_tokens);
+        let lease = entry.leases.reserve(cost, demand.model.policy.route.lease_tokens_max);
+        let Some(lease) = lease.and_then(|lease| lease.borrowing(placement.borrowed)) else {
+            return Err((Missed::Full, reading));
+        };
+        self.group(&demand.model).take_turn();
+        let (instance, epoch, lease) = (entry.id, entry.epoch, Arc::new(lease.claiming(demand.due)));
+        Ok(Grant { instance, epoch, client, lease, placement, reading })
+    }
+
+    /// Whether requests that run on the instance chosen would miss their deadlines by this one. What is not known does no harm.
+    fn would_harm(
+        &self,
+        demand: &Demand,
+        entry: &InstanceEntry,
+        (placement, reading): (&Placement, &PlaceReading),
+    ) -> bool {
+        let Some(due) = demand.due else { return false };
+        let claims = entry.leases.claims.read();
+        let instance = reading.view.instance(entry.id);
+        let cost = placement.candidates.iter().find(|cost| cost.instance == entry.id);
+        let (false, Some(instance), Some(cost)) = (claims.is_empty(), instance, cost) else { return false };
+        let of = (demand.tenant.as_ref(), demand.tenant_class);
+        let known = self.forecast(&demand.model, (&reading.view, reading.now), of, demand.prompt_tokens).forecast;
+        let skill = self.group(&demand.model).learnt().skill.overall();
+        let Some(pace) = pace_with(instance, demand.sequences, (cost, &known), skill) else { return false };
+        let prefill_seconds = cost.prefill.seconds + cost.fetch.seconds;
+        harms(&claims, reading.now, &pace, &Newcomer { due: due.at, prefill_seconds }) > 0
     }
 
     /// Puts a request into its model's queue and says what it held before; no place if it is full.
@@ -425,6 +489,30 @@ impl Dispatcher {
     }
 }
 
+/// An instance's pace as it is and with so many more sequences, by the service times of its variant and how their predictions
+/// fared. `None`: not known.
+fn pace_with(
+    instance: &InstanceView,
+    more: u32,
+    (cost, known): (&CandidateCost, &Forecast),
+    skill: Skill,
+) -> Option<Pace> {
+    let (_, service) = known.services.iter().find(|(variant, _)| **variant == *instance.variant)?;
+    let engine = instance.engine.as_ref()?;
+    let running = engine.running.saturating_add(engine.waiting).max(instance.leased_requests);
+    // Steps that prompts share take longer than those that only decode; who came late taught by how much.
+    let factor = libm::exp(skill.whole.mean).max(1.0);
+    let step = |sequences: u32| {
+        let work = DecodeWork { tokens: 1, sequences, context_tokens: engine.context_tokens };
+        service.decode(&work).map(|time| time.mean * factor)
+    };
+    Some(Pace {
+        step_seconds: step(running)?,
+        next_step_seconds: step(running.saturating_add(more))?,
+        queue_seconds: cost.queue.seconds,
+    })
+}
+
 /// What routing says to a reading.
 pub fn place_by(reading: &PlaceReading, model: &str, config: &RouteConfig) -> Result<Placement, RouteRejection> {
     let request = RouteRequest {
@@ -437,6 +525,7 @@ pub fn place_by(reading: &PlaceReading, model: &str, config: &RouteConfig) -> Re
         turn: reading.turn,
         now: reading.now,
         excluded: &reading.excluded,
+        spared: &reading.spared,
     };
     route(&reading.view, &request, config)
 }

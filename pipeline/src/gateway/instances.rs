@@ -24,7 +24,11 @@ use futures::Stream;
 use operators::ReplayWant;
 use tokio::sync::Notify;
 
-use super::{foreign::ForeignInstance, load_order::LoadOrder};
+use super::{
+    claims::{Claimed, Claims, Due},
+    foreign::ForeignInstance,
+    load_order::LoadOrder,
+};
 use crate::{
     ids::{InstanceId, Micros, Name, ProcessEpoch},
     policy::{Borrowed, FetchTimes},
@@ -178,6 +182,8 @@ pub struct Leases {
     excess: Mutex<VecDeque<u64>>,
     /// Of the tokens' work, what belongs to other buckets by the plan under which it came.
     borrowed: AtomicU64,
+    /// What the leases' requests ask of its time.
+    pub claims: Arc<Claims>,
     /// Set by the directory the entry is put into.
     home: OnceLock<Home>,
 }
@@ -249,7 +255,7 @@ impl Leases {
         if let Some(home) = self.home.get() {
             home.moved(self);
         }
-        Some(Lease { leases: self.clone(), tokens, borrowed: 0 })
+        Some(Lease { leases: self.clone(), tokens, borrowed: 0, claimed: None })
     }
 }
 
@@ -264,6 +270,19 @@ impl Lease {
         self.borrowed = tokens;
         Some(self)
     }
+
+    /// With what its request asks of the instance's time.
+    pub fn claiming(mut self, due: Option<Due>) -> Lease {
+        self.claimed = due.map(|due| self.leases.claims.enter(due));
+        self
+    }
+
+    /// So many tokens of its request came.
+    pub fn drew(&self, tokens: u32) {
+        if let Some(claimed) = &self.claimed {
+            claimed.drew(tokens);
+        }
+    }
 }
 
 /// A reservation; dropping it gives the tokens back, once.
@@ -272,6 +291,7 @@ pub struct Lease {
     leases: Arc<Leases>,
     tokens: u64,
     borrowed: u64,
+    claimed: Option<Claimed>,
 }
 
 impl Drop for Lease {
@@ -279,6 +299,7 @@ impl Drop for Lease {
         self.leases.tokens.fetch_sub(self.tokens, Ordering::AcqRel);
         self.leases.requests.fetch_sub(1, Ordering::AcqRel);
         self.leases.borrowed.fetch_sub(self.borrowed, Ordering::AcqRel);
+        self.claimed = None;
         if let Some(home) = self.leases.home.get() {
             home.moved(&self.leases);
             home.freed.notify_one();

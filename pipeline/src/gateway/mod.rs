@@ -13,7 +13,7 @@
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `registry`, `group` | the models by name; what the requests of one share |
 //! | `queue_place` | a place in a queue, held by who waits |
-//! | `instances`, `load_order` | instances, their clients and leases; who has the fewest |
+//! | `instances`, `claims`, `load_order` | instances, their clients and leases; what their deadlines ask; who has the fewest |
 //! | `recorder` | one account a request: rows, metrics and log lines |
 //! | `foreign` | engines of others behind the same policies, their answers relayed |
 //! | `session` | which conversation a request belongs to |
@@ -29,6 +29,7 @@
 pub mod answer;
 pub mod auth;
 pub mod best_of;
+pub mod claims;
 pub mod conversation;
 pub mod decision;
 pub mod deps;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use operators::{LinearFit, ServiceTime};
 
-use super::dispatcher::Pressure;
+use super::dispatcher::{Demand, Pressure};
 use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
@@ -27,7 +27,7 @@ pub const HASHES_MAX: usize = 1 << 16;
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlaceReading {
     pub now: Micros,
-    pub view: ClusterView,
+    pub view: Arc<ClusterView>,
     pub prefixes: PrefixReading,
     pub hashes: Arc<Vec<Vec<u64>>>,
     /// Variants that may serve it, best first.
@@ -37,6 +37,8 @@ pub struct PlaceReading {
     pub max_tokens: u32,
     pub turn: u64,
     pub excluded: Vec<InstanceId>,
+    /// Instances where requests would have missed their deadlines by this one.
+    pub spared: Vec<InstanceId>,
 }
 
 /// What became of the room that routing chose.
@@ -69,6 +71,7 @@ impl PlaceReading {
             max_tokens: self.max_tokens,
             tie_turn: Some(self.turn),
             excluded: self.excluded.iter().map(|id| id.0).collect(),
+            spared: (!self.spared.is_empty()).then(|| self.spared.iter().map(|id| id.0).collect()),
             lease: Some(fate.name().into()),
             because: Some(because.into()),
             ..looked("placement", (self.now, &self.view), &self.prefixes, &self.hashes)
@@ -79,7 +82,7 @@ impl PlaceReading {
     pub fn from_row(row: &PolicyInputRow) -> Option<PlaceReading> {
         Some(PlaceReading {
             now: row.at,
-            view: view_of(row)?,
+            view: Arc::new(view_of(row)?),
             prefixes: prefixes_of(row),
             hashes: Arc::new(row.block_hashes.clone()),
             variants: row.variants.clone().into(),
@@ -88,6 +91,7 @@ impl PlaceReading {
             max_tokens: row.max_tokens,
             turn: row.tie_turn?,
             excluded: row.excluded.iter().map(|id| InstanceId(*id)).collect(),
+            spared: row.spared.iter().flatten().map(|id| InstanceId(*id)).collect(),
         })
     }
 }
@@ -163,6 +167,23 @@ impl WaitReading {
 }
 
 impl ArrivalReading {
+    /// What routing looked at on arrival, as the reading of a placement.
+    pub fn into_place(self, demand: &Demand) -> PlaceReading {
+        PlaceReading {
+            now: self.now,
+            view: self.view,
+            prefixes: self.prefixes,
+            hashes: self.hashes,
+            variants: demand.variants.clone(),
+            tier: demand.tier,
+            prompt_tokens: self.prompt_tokens,
+            max_tokens: self.max_tokens,
+            turn: self.turn,
+            excluded: Vec::new(),
+            spared: Vec::new(),
+        }
+    }
+
     pub fn row(&self) -> PolicyInputRow {
         PolicyInputRow {
             tenant: Some(self.tenant.clone()),

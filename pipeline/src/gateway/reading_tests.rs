@@ -93,7 +93,7 @@ fn there_and_back() {
     assert_eq!(PlaceReading::from_row(&row), None);
     let place = PlaceReading {
         now: 2,
-        view: view(),
+        view: view().into(),
         prefixes: prefixes(),
         hashes,
         variants: vec!["q8".to_string(), "q4".to_string()].into(),
@@ -102,6 +102,7 @@ fn there_and_back() {
         max_tokens: 10,
         turn: 8,
         excluded: vec![InstanceId(3)],
+        spared: vec![InstanceId(5)],
     };
     let row = place.row(LeaseFate::Lost, "waited");
     assert_eq!((row.lease.as_deref(), row.because.as_deref()), (Some("lost"), Some("waited")));

@@ -171,6 +171,7 @@ impl Sequence {
             let fault = match item {
                 Some(Ok(chunk)) => match self.take(chunk) {
                     Ok(piece) => {
+                        self.seat.lease.drew(piece.tokens);
                         self.has_ended = piece.end.is_some();
                         return Some(Ok(SequenceEvent::Grew(piece)));
                     }

@@ -11,6 +11,7 @@ use futures::future::try_join_all;
 use super::{
     Gateway,
     auth::Tenant,
+    claims::Due,
     decision::{self, Inputs, Outcome},
     dispatcher::{Demand, Grant, Pressure},
     error::ApiError,
@@ -114,6 +115,13 @@ impl Case {
         }
     }
 
+    /// The arrival's row says that what routing chose then was reserved.
+    fn took_the_first(&mut self) {
+        if let Some(arrival) = self.readings.first_mut() {
+            arrival.lease = Some(LeaseFate::Reserved.name().into());
+        }
+    }
+
     /// A refusal before any decision of a policy: a decision all the same, so that every id can be explained.
     pub async fn refused(&mut self, gateway: &Gateway, error: &ApiError) {
         self.decided(gateway, Outcome::Reject { error, candidates: &[] }).await;
@@ -170,6 +178,19 @@ impl Case {
             Mode::Off => None,
         }
     }
+
+    /// What its deadline asks of an instance's time: by when it is due, at the length expected of it.
+    fn due(&self, demand: &Demand, reading: &ForecastReading) -> Option<Due> {
+        let slo = self.slo.as_ref().filter(|slo| slo.model.policy.deadline.mode == Mode::On)?;
+        let SloCase { seen, sequences, .. } = slo;
+        let lengths = &reading.forecast.lengths[usize::from(demand.tier.number())];
+        let most = demand.max_tokens / (*sequences).max(1);
+        let expected =
+            lengths.iter().map(|length| u64::from((*length).min(most))).sum::<u64>() / lengths.len().max(1) as u64;
+        let tokens = if lengths.is_empty() { most } else { expected as u32 }.max(1);
+        let at = seen.deadline.whole_by(tokens).unwrap_or(seen.deadline.first_token);
+        Some(Due { at, tokens, sequences: *sequences })
+    }
 }
 
 /// What policies are told of a request.
@@ -204,7 +225,8 @@ pub async fn serve(
         sequences: (prepared.prompts.len() as u32).saturating_mul(request.common.samples),
         bytes: held_bytes(request, prepared),
     };
-    let (mut demand, verdict) = decide_case(gateway, case, ask).await;
+    let mut arrived = decide_case(gateway, case, ask).await;
+    let demand = &arrived.demand;
     let sequences = prepared.prompts.len() * request.common.samples as usize;
     case.recorder.hashed(prepared.model.text.block_size(), &demand.hashes);
     let arrival = RequestArrival {
@@ -215,12 +237,13 @@ pub async fn serve(
         turns: request.turns,
     };
     case.recorder.arrived(arrival).await;
-    let grant = seat(gateway, case, &mut demand, &verdict).await?;
+    let grant = seat(gateway, case, &mut arrived).await?;
+    let demand = &arrived.demand;
     case.recorder.dispatched(&grant.placement).await;
     case.started(gateway, &grant);
     let deadline = &demand.model.policy.deadline;
     let drop_at = case.slo.as_ref().and_then(|slo| deadline.drop_at(&slo.seen.deadline));
-    let source = Plans { request, prepared, demand: &demand, drop_at, request_id: case.recorder.request_id() };
+    let source = Plans { request, prepared, demand, drop_at, request_id: case.recorder.request_id() };
     let plans = source.make();
     let starts = plans.into_iter().map(|plan| Sequence::start(&gateway.deps, &gateway.dispatcher, plan, &grant));
     match try_join_all(starts).await {
@@ -233,8 +256,16 @@ pub async fn serve(
     }
 }
 
+/// A request that the policies were asked about.
+pub(super) struct Arrived {
+    pub demand: Demand,
+    verdict: Verdict,
+    /// What routing looked at, until it is used.
+    reading: Option<Box<PlaceReading>>,
+}
+
 /// Reads the views, asks the policies, and says what the request needs.
-pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) -> (Demand, Verdict) {
+pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) -> Arrived {
     let now = gateway.deps.clock.now();
     let model = &ask.model;
     let pressure = gateway.dispatcher.pressure(model, now).await;
@@ -245,6 +276,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         tenant_class: case.tenant.class,
         sequences: ask.sequences.max(1),
         start_by: None,
+        due: None,
         bytes: ask.bytes,
         variants: Vec::new().into(),
         prompt_tokens: ask.prompt_tokens,
@@ -281,9 +313,11 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     case.turns = ask.turns;
     case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, reading.lot));
     demand.start_by = case.start_by();
+    demand.due = case.due(&demand, &reading.forecast);
     case.classified = Some(verdict.classified.clone());
     case.pressure = Some(pressure);
-    (demand, verdict)
+    let reading = Some(Box::new(reading.into_place(&demand)));
+    Arrived { demand, verdict, reading }
 }
 
 fn forecast_on_arrival(
@@ -331,13 +365,9 @@ pub fn decide_by(
     decide(&arrival, policy)
 }
 
-/// The lease, after the queue if need be. `demand.max_tokens` and the case's are capped as admission says.
-pub(super) async fn seat(
-    gateway: &Arc<Gateway>,
-    case: &mut Case,
-    demand: &mut Demand,
-    verdict: &Verdict,
-) -> Result<Grant, ApiError> {
+/// The lease, after the queue if need be. The demand's `max_tokens` and the case's are capped as admission says.
+pub(super) async fn seat(gateway: &Arc<Gateway>, case: &mut Case, arrived: &mut Arrived) -> Result<Grant, ApiError> {
+    let Arrived { demand, verdict, reading } = arrived;
     let (max_tokens, may_go) = match verdict.admission {
         Admission::Admit { max_tokens } => (max_tokens, true),
         Admission::Queue { max_tokens } => (max_tokens, false),
@@ -345,7 +375,15 @@ pub(super) async fn seat(
             return Err(case.overloaded(gateway, (reason, retry_after), verdict.candidates()).await);
         }
     };
+    let is_capped = max_tokens != demand.max_tokens;
     (demand.max_tokens, case.max_tokens) = (max_tokens, max_tokens);
+    // What routing chose on arrival, a moment ago, is taken as it is where it can be; else it is asked again.
+    let chosen = verdict.preview.as_ref().ok().filter(|_| may_go && !is_capped).zip(reading.take());
+    if let Some(grant) = chosen.and_then(|(placement, reading)| gateway.dispatcher.take(demand, placement, reading)) {
+        case.took_the_first();
+        case.decided(gateway, Outcome::Admit { placement: &grant.placement, because: String::new() }).await;
+        return Ok(grant);
+    }
     if may_go {
         match gateway.dispatcher.place(demand, &[]) {
             Ok(grant) => {
@@ -446,6 +484,7 @@ impl Plans<'_> {
                     tenant_class: self.demand.tenant_class,
                     sequences: 1,
                     start_by: self.demand.start_by,
+                    due: self.demand.due.map(|due| Due { sequences: 1, ..due }),
                     bytes: 0,
                     variants: self.demand.variants.clone(),
                     prompt_tokens: prompt.tokens.len() as u32,

@@ -71,7 +71,7 @@ impl SloCase {
     /// It got its lease; what it takes from here is predicted once more, to be compared.
     pub fn started(&mut self, gateway: &Gateway, grant: &Grant, (tenant, class): (&str, Tier)) {
         let (reading, policy) = (&grant.reading, &self.model.policy);
-        let look = (&reading.view, reading.now);
+        let look = (reading.view.as_ref(), reading.now);
         let forecast = gateway.dispatcher.forecast(&self.model, look, (tenant, class), reading.prompt_tokens);
         let chosen = grant.placement.candidates.iter().find(|cost| cost.instance == grant.instance);
         let candidates = chosen.map(std::slice::from_ref).unwrap_or_default();
@@ -113,9 +113,10 @@ impl SloCase {
         if let Some(Start { at, run: Some(run), .. }) = &self.start {
             let seconds = |until: Micros| (until - at) as f64 / 1e6;
             let first = recorder.first_token_at().unwrap_or(now);
-            learnt.skill.learn_first(run.plain_first().mean, seconds(first));
+            let prompt = recorder.prompt_tokens();
+            learnt.skill.learn_first(prompt, run.plain_first().mean, seconds(first));
             if recorder.first_token_at().is_some() {
-                learnt.skill.learn_whole(run.plain_whole(self.longest(recorder)).mean, seconds(now));
+                learnt.skill.learn_whole(prompt, run.plain_whole(self.longest(recorder)).mean, seconds(now));
             }
         }
         if let Some(outlook) = &self.seen.outlook {

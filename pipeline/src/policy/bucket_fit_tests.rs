@@ -59,6 +59,7 @@ fn place(view: &ClusterView, prompt_tokens: u32, hits: &PrefixHits) -> Result<Pl
         turn: 0,
         now: 0,
         excluded: &[],
+        spared: &[],
     };
     route(view, &request, &CONFIG)
 }

@@ -65,6 +65,7 @@ pub struct DeadlineConfig {
     pub targets: ByTier<Target>,
     pub meet_min: ByTier<f64>,
     pub start_min: f64,
+    pub worth_min: f64,
     pub late: OnLate,
     pub trial_share: f64,
     #[serde(with = "humantime_serde")]
@@ -83,9 +84,11 @@ impl DeadlineConfig {
             require(is_pace, "policy.deadline.targets", &value, "per_token above 0 and at most 1min")?;
         }
         for share in self.meet_min.all() {
-            let is_share = (0.0..1.0).contains(&share) && share <= self.start_min;
-            require(is_share, "policy.deadline.meet_min", share, "a share from 0 to policy.deadline.start_min")?;
+            let is_share = (0.0..1.0).contains(&share) && share <= self.worth_min;
+            require(is_share, "policy.deadline.meet_min", share, "a share from 0 to policy.deadline.worth_min")?;
         }
+        let is_share = self.worth_min <= self.start_min;
+        require(is_share, "policy.deadline.worth_min", self.worth_min, "at most policy.deadline.start_min")?;
         let is_share = self.start_min > 0.0 && self.start_min < 1.0;
         require(is_share, "policy.deadline.start_min", self.start_min, "a share above 0 and below 1")?;
         let is_share = (0.0..=1.0).contains(&self.trial_share);
@@ -94,7 +97,7 @@ impl DeadlineConfig {
 
     /// The chances that decide about a tier.
     pub fn chances(&self, tier: Tier) -> Chances {
-        Chances { start: self.start_min, refuse: self.meet_min.of(tier) }
+        Chances { start: self.start_min, worth: self.worth_min, refuse: self.meet_min.of(tier) }
     }
 
     /// Sequences with this deadline are dropped by the engine from this time on.

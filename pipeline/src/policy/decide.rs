@@ -134,6 +134,7 @@ pub fn decide(arrival: &Arrival<'_>, policy: &config::Policy) -> Verdict {
         turn: arrival.turn,
         now: arrival.now,
         excluded: &[],
+        spared: &[],
     };
     let preview = route(view, &request, &policy.route);
     let is_serving = |instance: &&crate::policy::InstanceView| {

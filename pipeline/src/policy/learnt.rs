@@ -104,6 +104,10 @@ impl RatioMeter {
         self.squares = self.squares * FORGETTING + ratio * ratio;
     }
 
+    fn ratio_or(&self, other: &RatioMeter) -> Ratio {
+        if self.samples < RATIOS_MIN { other.ratio() } else { self.ratio() }
+    }
+
     fn ratio(&self) -> Ratio {
         if self.samples < RATIOS_MIN {
             return Ratio::default();
@@ -113,25 +117,50 @@ impl RatioMeter {
     }
 }
 
-/// Learns [`Skill`].
+/// Classes of prompt length whose errors are learnt apart: short requests are off by a step, long ones by a share.
+pub const SIZES: usize = 5;
+/// Prompt tokens from which the second class begins; each next one begins at four times as many.
+const SIZE_FIRST: u32 = 64;
+
+fn size_of(prompt_tokens: u32) -> usize {
+    let octaves = (prompt_tokens / SIZE_FIRST).checked_ilog2().map_or(0, |octaves| octaves / 2 + 1);
+    (octaves as usize).min(SIZES - 1)
+}
+
+/// Learns [`Skill`], of all requests and of each class of prompt length.
 #[derive(Debug, Clone, Default)]
 pub struct SkillMeter {
+    all: Meters,
+    sizes: [Meters; SIZES],
+}
+
+#[derive(Debug, Clone, Default)]
+struct Meters {
     first: RatioMeter,
     whole: RatioMeter,
 }
 
 impl SkillMeter {
-    /// Seconds predicted and actual.
-    pub fn learn_first(&mut self, predicted: f64, actual: f64) {
-        self.first.learn(predicted, actual);
+    /// Seconds predicted and actual, of a request with such a prompt.
+    pub fn learn_first(&mut self, prompt_tokens: u32, predicted: f64, actual: f64) {
+        self.all.first.learn(predicted, actual);
+        self.sizes[size_of(prompt_tokens)].first.learn(predicted, actual);
     }
 
-    pub fn learn_whole(&mut self, predicted: f64, actual: f64) {
-        self.whole.learn(predicted, actual);
+    pub fn learn_whole(&mut self, prompt_tokens: u32, predicted: f64, actual: f64) {
+        self.all.whole.learn(predicted, actual);
+        self.sizes[size_of(prompt_tokens)].whole.learn(predicted, actual);
     }
 
-    pub fn skill(&self) -> Skill {
-        Skill { first: self.first.ratio(), whole: self.whole.ratio() }
+    /// Of requests with such a prompt, as far as there is evidence of them; else of all.
+    pub fn skill(&self, prompt_tokens: u32) -> Skill {
+        let own = &self.sizes[size_of(prompt_tokens)];
+        Skill { first: own.first.ratio_or(&self.all.first), whole: own.whole.ratio_or(&self.all.whole) }
+    }
+
+    /// Of all requests.
+    pub fn overall(&self) -> Skill {
+        Skill { first: self.all.first.ratio(), whole: self.all.whole.ratio() }
     }
 }
 
@@ -211,17 +240,36 @@ mod tests {
     #[test]
     fn skill_is_bias_and_spread() {
         let mut meter = SkillMeter::default();
-        assert_eq!(meter.skill(), Skill::default());
+        assert_eq!(meter.skill(100), Skill::default());
         for number in 0..400 {
             let actual = if number % 2 == 0 { 1.8 } else { 2.2 };
-            meter.learn_whole(1.0, actual);
+            meter.learn_whole(100, 1.0, actual);
         }
-        let skill = meter.skill();
+        let skill = meter.skill(100);
         assert!((skill.whole.mean - 2.0f64.ln()).abs() < 0.02, "{skill:?}");
         assert!((skill.whole.variance.sqrt() - 0.1).abs() < 0.01, "{skill:?}");
         assert_eq!(skill.first, Ratio::default());
-        meter.learn_whole(1.0, 1e9);
-        assert!(meter.skill().whole.variance < 0.3, "one outcome counts {RATIO_MAX} times off at most");
+        meter.learn_whole(100, 1.0, 1e9);
+        assert!(meter.skill(100).whole.variance < 0.3, "one outcome counts {RATIO_MAX} times off at most");
+    }
+
+    /// Scenario: short prompts take three times as long as predicted, long ones exactly as long; a class nobody was of.
+    /// Guarantees: each class has its own bias; the unknown one has that of all; classes begin at 64, 256, 1024 and 4096.
+    #[test]
+    fn skill_is_learnt_by_length() {
+        let mut meter = SkillMeter::default();
+        for _ in 0..200 {
+            meter.learn_whole(20, 1.0, 3.0);
+            meter.learn_whole(2000, 1.0, 1.0);
+        }
+        let bias = |prompt_tokens| meter.skill(prompt_tokens).whole.mean;
+        assert!((bias(63) - 3.0f64.ln()).abs() < 0.01 && bias(1024).abs() < 0.01, "{meter:?}");
+        let all = meter.overall().whole.mean;
+        assert!(all > 0.4 && all < 0.7 && bias(64) == all && bias(4096) == all, "{all}");
+        assert_eq!(
+            [0, 63, 64, 255, 256, 1023, 1024, 4095, 4096, u32::MAX].map(size_of),
+            [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        );
     }
 
     /// Scenario: chances of 0, 0.95 and 1, of two tiers.

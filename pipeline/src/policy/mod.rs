@@ -10,6 +10,7 @@
 //! | `decide` | all that is asked of policies when a request arrives, in one call |
 //! | `queue` | order of what waits: weighted between tiers, even between tenants, least slack inside (SPEC A3) |
 //! | `deadline`, `outlook` | by when a request must be answered, and the chance that it is (SPEC A4) |
+//! | `harm` | who of those that run on an instance would miss its deadline by a newcomer |
 //! | `learnt` | how fast the queue drains, and how predictions fare |
 //! | `capacity` | the fraction of an instance that a token takes, by length of request (SPEC B1) |
 //! | `bucket_plan` | the scan cut of the length axis (SPEC B3) |
@@ -32,6 +33,7 @@ mod capacity;
 mod classify;
 mod deadline;
 mod decide;
+mod harm;
 mod hits;
 mod learnt;
 mod outlook;
@@ -52,6 +54,7 @@ pub use capacity::*;
 pub use classify::*;
 pub use deadline::*;
 pub use decide::*;
+pub use harm::*;
 pub use hits::*;
 pub use learnt::*;
 pub use outlook::*;
@@ -116,7 +119,7 @@ mod tests {
             policy.queue.weights = { high = 8, medium = 3, low = 0 }: expected weights from 1 to 1000: no tier may starve
             policy.queue.weights = { high = 8, medium = 3, low = 9 }: expected high >= medium >= low
             policy.queue.aging = 121s: expected at most policy.queue.wait_max
-            policy.deadline.meet_min = 0.99: expected a share from 0 to policy.deadline.start_min
+            policy.deadline.meet_min = 0.99: expected a share from 0 to policy.deadline.worth_min
             policy.deadline.targets = { first_token = 0ns, per_token = 250ms }: expected first_token above 0 and at most 1day
             policy.route.lease_tokens_max = 0: expected at least 1
             policy.route.default_prefill_tokens_per_second = -1: expected a rate above 0

@@ -52,8 +52,10 @@ pub struct OutlookRequest<'a> {
 /// Chances that decide.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chances {
-    /// With less a start is not worth it while others can still make theirs.
+    /// The latest start is when it has fallen to this.
     pub start: f64,
+    /// With less, were it to start now, a start is not worth it while others can still make theirs.
+    pub worth: f64,
     /// With less a request is refused.
     pub refuse: f64,
 }
@@ -80,7 +82,7 @@ pub struct Outlook {
     /// Seconds from now to when the first token is due, and the whole answer, were it of mean length.
     pub first_token_due_seconds: f64,
     pub whole_due_seconds: Option<f64>,
-    /// The latest start that is worth it; before now, if none is any more.
+    /// The latest start with the chance asked for, or now; before now, if none is worth it any more.
     pub start_by: Micros,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
@@ -227,7 +229,9 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
     for cost in request.candidates {
         let Some(run) = Run::of(request, cost, forecast) else { continue };
         let race = Race::of(&run, request, lengths);
-        let longest_wait = race.longest_wait(chances.start, 0.0);
+        // One that starts too late for that, and may still make it, starts as soon as it can.
+        let now_at_best = || (race.meet(&Prediction::default()) >= chances.worth).then_some(0.0);
+        let longest_wait = race.longest_wait(chances.start, 0.0).or_else(now_at_best);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const SECOND: i64 = 1_000_000;
-const CHANCES: Chances = Chances { start: 0.9, refuse: 0.05 };
+const CHANCES: Chances = Chances { start: 0.9, worth: 0.6, refuse: 0.05 };
 
 /// 10 ms a step and 0.1 ms a prompt token; decode steps of 20 ms.
 fn service() -> ServiceTime {
@@ -111,7 +111,12 @@ fn times_chance_and_latest_start() {
     let whole = of(&due(9, 10), vec![101; 8]);
     assert!((whole.start_by as f64 / 1e6 - (10.0 - 2.12)).abs() < 0.01, "{whole:?}");
     let half = of(&due(1, 3), vec![50, 50, 50, 50, 500, 500, 500, 500]);
-    assert!((half.meet - 0.5).abs() < 0.01 && half.start_by < 0, "late for a chance of 0.9: {half:?}");
+    assert!((half.meet - 0.5).abs() < 0.01 && half.start_by < 0, "no start is worth it: {half:?}");
+    let most = of(&due(1, 3), vec![50, 50, 50, 50, 50, 50, 500, 500]);
+    assert!(
+        (most.meet - 0.75).abs() < 0.01 && most.start_by == 0,
+        "late for a chance of 0.9, worth a start now: {most:?}"
+    );
     assert!(of(&due(1, 2), vec![101; 8]).meet < 0.01);
 }
 

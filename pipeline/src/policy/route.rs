@@ -50,6 +50,8 @@ pub struct RouteRequest<'a> {
     pub now: Micros,
     /// Instances already tried for this request and failed.
     pub excluded: &'a [InstanceId],
+    /// Instances that take no more for now, since requests there would miss their deadlines by it (see `harm`).
+    pub spared: &'a [InstanceId],
 }
 
 /// The instance chosen, by which policy and why.
@@ -127,6 +129,9 @@ pub fn route(
     }
     if rank > 0 {
         reason.push_str(&format!("; {rank} better without room"));
+    }
+    if !request.spared.is_empty() {
+        reason.push_str(&format!("; {} spared for the deadlines of what runs there", request.spared.len()));
     }
     if chosen.cost.bucket.fit == Fit::Borrows {
         reason.push_str(&format!("; borrows in another bucket at {:.3} s", chosen.cost.bucket.seconds));

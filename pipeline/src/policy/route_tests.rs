@@ -40,6 +40,7 @@ pub(super) fn ask<'a>(hits: &'a PrefixHits, turn: u64, excluded: &'a [InstanceId
         turn,
         now: 5_000_000,
         excluded,
+        spared: &[],
     }
 }
 

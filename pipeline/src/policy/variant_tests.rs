@@ -111,6 +111,7 @@ fn fallback_is_in_order_and_says_why() {
             turn: 0,
             now: 0,
             excluded: &[],
+            spared: &[],
         };
         route(fleet, &request, &test_policy().route).map(|p| (p.variant, p.candidates.len(), p.reason))
     };
@@ -162,6 +163,7 @@ proptest! {
         let request = RouteRequest {
             model: "m", variants: &order, tier: Tier::Low, prompt_tokens: 400, max_tokens: 100, hits: &hits, turn, now: 0,
             excluded: &excluded,
+            spared: &[],
         };
         let alone = view(expected.map(|choice| usable(choice.variant)).unwrap_or_default());
         let twin = route(&alone, &RouteRequest { variants: &[], ..request.clone() }, &test_policy().route);

@@ -180,6 +180,15 @@ fn on_arrival(
         Admission::Admit { max_tokens } => (max_tokens, true),
         Admission::Queue { max_tokens } => (max_tokens, false),
     };
+    if may_go && row.lease.as_deref() == Some(LeaseFate::Reserved.name()) {
+        return match verdict.preview.clone() {
+            Ok(placement) => Ok((case(verdict, max_tokens), Decided::Admit { placement, because: String::new() })),
+            Err(rejection) => {
+                let expected = "a placement on arrival, as recorded".into();
+                Err(Obstacle::Contradiction { expected, got: format!("{rejection:?}") })
+            }
+        };
+    }
     if let Some(row) = placement.filter(|_| may_go) {
         let fate = row.lease.as_deref().unwrap_or_default();
         match placed(row, under)? {

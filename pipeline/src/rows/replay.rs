@@ -131,6 +131,7 @@ pub struct PolicyInputRow {
     pub skill: Option<Vec<f64>>,
     pub queue_steps: Option<Vec<QueueStepRow>>,
     pub bucket_seats: Option<Vec<SeatRow>>,
+    pub spared: Option<Vec<u32>>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

@@ -339,6 +339,7 @@ impl EngineThread {
         self.status.running.store(report.stats.running, Ordering::Relaxed);
         self.status.waiting.store(report.stats.waiting, Ordering::Relaxed);
         let step_us = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+        self.engine.took(step_us);
         let StepReport { outputs, kv_events, stats, speculation, draft_error } = report;
         if let Some(error) = draft_error {
             tracing::warn!(%error, "the draft model failed; this step ran without guesses");

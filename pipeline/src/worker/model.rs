@@ -65,6 +65,9 @@ pub fn build(options: &WorkerOptions) -> Result<Engine, ModelSetupError> {
         l2_blocks,
         swap_rates,
         token_budget: options.token_budget,
+        prefill_step_us: Some(options.prefill_step_time)
+            .filter(|time| !time.is_zero())
+            .map(|time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX).max(1)),
         max_running: options.running_max,
         max_waiting: options.waiting_max,
         prefix_cache: match options.prefix_cache {

@@ -75,6 +75,9 @@ pub struct WorkerOptions {
     /// Most tokens in one engine step
     #[arg(long, default_value_t = 512)]
     pub token_budget: usize,
+    /// Prompts are computed in chunks that keep a step within this; 0s: no bound
+    #[arg(long, default_value = "100ms", value_parser = humantime::parse_duration)]
+    pub prefill_step_time: Duration,
     /// Most sequences running at once
     #[arg(long, default_value_t = 64)]
     pub running_max: usize,
@@ -138,7 +141,7 @@ impl WorkerOptions {
     pub fn to_args(&self) -> Vec<OsString> {
         let text = |duration: Duration| humantime::format_duration(duration).to_string();
         let name = |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_string());
-        let pairs: [(&str, Option<String>); 31] = [
+        let pairs: [(&str, Option<String>); 32] = [
             ("model", Some(self.model.clone())),
             ("model-name", Some(self.model_name.clone())),
             ("variant", Some(self.variant.clone())),
@@ -151,6 +154,7 @@ impl WorkerOptions {
             ("kv-bytes-max", Some(self.kv_bytes_max.to_string())),
             ("l2-bytes", Some(self.l2_bytes.to_string())),
             ("token-budget", Some(self.token_budget.to_string())),
+            ("prefill-step-time", Some(text(self.prefill_step_time))),
             ("running-max", Some(self.running_max.to_string())),
             ("waiting-max", Some(self.waiting_max.to_string())),
             ("prefix-cache", name(self.prefix_cache.to_possible_value())),

@@ -85,6 +85,7 @@ impl SupervisorConfig {
             kv_bytes_max: w.kv_bytes_max.as_u64(),
             l2_bytes: w.l2_bytes.as_u64(),
             token_budget: w.token_budget,
+            prefill_step_time: w.prefill_step_time,
             running_max: w.running_max,
             waiting_max: w.waiting_max,
             prefix_cache: w.prefix_cache.into(),

@@ -128,7 +128,10 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         waiting("queued_tokens", "arrival: tokens they hold"),
         waiting("pushed_requests", "arrival: requests in the queue when this one came to it; NULL: it did not"),
         waiting("pushed_tokens", "arrival: tokens they hold"),
-        optional(text("lease", "placement: reserved, lost (others took the room) or none")),
+        optional(text(
+            "lease",
+            "placement: reserved, lost (others took the room) or none; arrival: reserved, where what routing chose then was taken",
+        )),
         optional(text("because", "placement: what led to it, in words")),
         waiting("queued_bytes", "arrival: memory held by the requests in the queue at admission"),
         waiting("pushed_bytes", "arrival: the same when this one came to it; NULL: it did not"),
@@ -160,6 +163,11 @@ pub(super) fn policy_inputs() -> Vec<Field> {
             "bucket_seats",
             DataType::Struct(seat()),
             "places of the instances in the bucket plan; NULL: none",
+        )),
+        optional(list(
+            "spared",
+            DataType::UInt32,
+            "placement: instances that took no more, since requests there would have missed their deadlines; NULL: none",
         )),
     ]
 }

@@ -168,13 +168,14 @@ impl Side {
             turn,
             now: plant.now,
             excluded: &[],
+            spared: &[],
         };
         let placement = crate::policy::route(&view, &request, &self.policy.route).ok()?;
         let whole = began.elapsed();
         let (tier, prompt_tokens, max_tokens) = (request.tier, request.prompt_tokens, request.max_tokens);
         let place = PlaceReading {
             now: plant.now,
-            view,
+            view: view.into(),
             prefixes: reading,
             hashes: hashes.clone(),
             variants: verdict.variants.into(),
@@ -183,6 +184,7 @@ impl Side {
             max_tokens,
             turn,
             excluded: Vec::new(),
+            spared: Vec::new(),
         };
         let written = Instant::now();
         black_box(place.row(LeaseFate::Reserved, ""));

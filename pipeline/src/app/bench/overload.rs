@@ -15,6 +15,7 @@ mod tally;
 
 use std::time::Duration;
 
+use anyhow::Context;
 use serde::Serialize;
 
 use self::{
@@ -37,6 +38,9 @@ pub struct OverloadOptions {
     /// Seed of arrivals, lengths and prompts
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Writes the server's table `slo` of the steps with deadlines on into this file, a JSON object a line
+    #[arg(long)]
+    rows: Option<std::path::PathBuf>,
 }
 
 /// How much is measured.
@@ -111,6 +115,11 @@ async fn measure(options: &OverloadOptions) -> anyhow::Result<Report> {
     let capacity = drive.capacity(&kinds, options.workers, plan.capacity).await?;
     eprintln!("alone: {alone:.3?} s; budgets {budgets:.2?} s; capacity {capacity:.2} requests/s");
     let on = steps(plan, &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
+    if let Some(path) = &options.rows {
+        let rows = serving.sql("select * from slo order by at").await?;
+        let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+        std::fs::write(path, lines).with_context(|| format!("--rows {}: cannot be written", path.display()))?;
+    }
     serving.stop().await;
     let serving = Serving::start(&client, options, Mode::Off).await?;
     let mut drive = Drive::new(client, &serving, options.seed);

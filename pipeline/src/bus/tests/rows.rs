@@ -203,6 +203,7 @@ fn policy_input() -> PolicyInputRow {
         lease: Some("reserved".into()),
         because: Some("waited".into()),
         model: Some("smol".into()),
+        spared: Some(vec![2]),
         bucket_seats: Some(vec![SeatRow {
             instance: 1,
             plan: 3,

@@ -90,7 +90,8 @@ impl Call {
         }
         let ask = self.count(face).await;
         let asked_max = ask.max_tokens;
-        let (mut demand, verdict) = serve::decide_case(&gateway, &mut case, ask).await;
+        let mut arrived = serve::decide_case(&gateway, &mut case, ask).await;
+        let demand = &arrived.demand;
         case.recorder.hashed(demand.model.text.block_size(), &demand.hashes);
         let arrival = RequestArrival {
             tier: demand.tier.name(),
@@ -100,10 +101,11 @@ impl Call {
             turns: self.asked.turns,
         };
         case.recorder.arrived(arrival).await;
-        let grant = match serve::seat(&gateway, &mut case, &mut demand, &verdict).await {
+        let grant = match serve::seat(&gateway, &mut case, &mut arrived).await {
             Ok(grant) => grant,
             Err(error) => return Answered::refusal(&error, &case),
         };
+        let demand = arrived.demand;
         case.recorder.dispatched(&grant.placement).await;
         case.started(&gateway, &grant);
         let is_capped = demand.max_tokens < asked_max;

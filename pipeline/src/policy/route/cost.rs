@@ -45,7 +45,7 @@ pub struct CandidateCost {
     pub compared_seconds: f64,
     /// How the request fits the instance's bucket; what borrowing costs others is in `compared_seconds` and in no term.
     pub bucket: BucketFit,
-    /// Its lease, and its budget for foreign work, have room for the request.
+    /// Its lease, and its budget for foreign work, have room for the request, and nothing that runs there is to be spared it.
     pub has_room: bool,
 }
 
@@ -174,7 +174,8 @@ pub(super) fn cost(
         error_seconds,
         compared_seconds: total_seconds + config.error_weight * error_seconds,
         bucket: BucketFit::FREE,
-        has_room: instance.leased_tokens == 0 || instance.leased_tokens.saturating_add(need) <= config.lease_tokens_max,
+        has_room: !request.spared.contains(&instance.instance)
+            && (instance.leased_tokens == 0 || instance.leased_tokens.saturating_add(need) <= config.lease_tokens_max),
     };
     let sequences = u64::from(running) + u64::from(waiting) + u64::from(unseen);
     (cost, Work { prefill_tokens: ahead + u64::from(own), batch: sequences + 1 })

@@ -191,6 +191,7 @@ impl Fleet<'_> {
             turn: self.turn,
             now: now as Micros,
             excluded: &[],
+            spared: &[],
         };
         let Ok(placement) = route(&self.view(now), &ask, &self.drive.policy.route) else { return false };
         self.turn += 1;
