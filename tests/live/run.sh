@@ -59,6 +59,15 @@ check "structured output with the official client" "$venv/bin/python" tests/pyth
 check "SQL from the command line" "$EVENKEEL_BIN" sql "select event, count(*) as n from requests group by event order by n desc"
 check "snapshot" "$EVENKEEL_BIN" snapshot --out "$work/snapshot"
 check "snapshot in pyarrow, polars and DuckDB" "$venv/bin/python" tests/python/snapshot_tools.py "$work/snapshot"
+if command -v promtool >/dev/null; then
+  check "Prometheus takes the metrics" bash -c 'curl -fsS "$EVENKEEL_URL/metrics" | promtool check metrics'
+else
+  skipped=$((skipped + 1))
+  echo "SKIPPED (no promtool: install Debian's package prometheus)"
+fi
+check "doctor" env EVENKEEL_SERVER__LISTEN="${EVENKEEL_URL#http://}" EVENKEEL_SERVER__FLIGHT_LISTEN="127.0.0.1:$(port)" \
+  "$EVENKEEL_BIN" doctor
+check "SQL script from a pipe" bash -c 'echo "select 1; select count(*) from requests;" | "$EVENKEEL_BIN" sql --format csv'
 chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
 if [ -n "$chromium" ]; then
   check "page in headless Chromium" env CHROMIUM="$chromium" node dashboards/web/tests/page.mjs "${EVENKEEL_SCREENSHOTS:-$work/pages}"

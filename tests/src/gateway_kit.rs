@@ -173,6 +173,7 @@ impl Kit {
             groups => groups.iter().map(|group| text(&group.name)).collect(),
         };
         let deps = Deps {
+            traces: None,
             models: Arc::new(Registry::new(&config, texts)),
             config: Arc::new(config),
             directory: directory.clone(),

@@ -1,13 +1,14 @@
 //! The command line. Each command is one function elsewhere; nothing is decided here.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use super::{
-    bench, calibrate, quality,
-    remote::{self, Format, Server},
-    serve,
+    bench, calibrate, doctor, examples, prompt, quality,
+    remote::{self, Server},
+    serve, top,
 };
 use crate::{
     config::{self, Overrides},
@@ -20,7 +21,7 @@ use crate::{
 
 /// Keeps large-language-model serving stable and controllable.
 #[derive(Parser)]
-#[command(name = "evenkeel", version, propagate_version = true)]
+#[command(name = "evenkeel", version, propagate_version = true, after_help = examples::ALL)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -29,26 +30,24 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the gateway with local workers
+    #[command(after_help = examples::SERVE)]
     Serve(ServeArgs),
     /// Run one worker (started by `serve`)
     Worker(WorkerOptions),
     /// Keep one process of a dataflow over several hosts running; the first is the server's own
+    #[command(after_help = examples::DATAFLOW)]
     Dataflow(KeeperOptions),
     /// The body of such a process (started by `serve` and `dataflow`)
     #[command(hide = true)]
     DataflowProcess,
     /// Fetch and list model files
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::MODELS)]
     Models(Models),
-    /// Ask a running server: evenkeel sql "select event, count(*) from requests group by event"
-    Sql {
-        query: String,
-        #[arg(long, value_enum, default_value = "table")]
-        format: Format,
-        #[command(flatten)]
-        server: Server,
-    },
+    /// Ask a running server in SQL; without a query: a prompt
+    #[command(after_help = examples::SQL)]
+    Sql(prompt::SqlArgs),
     /// Write all tables of a running server at one moment as Arrow and Parquet files
+    #[command(after_help = examples::SNAPSHOT)]
     Snapshot {
         /// Folder for the files; must not exist or be empty
         #[arg(long)]
@@ -56,15 +55,27 @@ enum Command {
         #[command(flatten)]
         server: Server,
     },
+    /// Show a running server's fleet on the terminal, live
+    #[command(after_help = examples::TOP)]
+    Top(top::TopOptions),
+    /// Check whether this machine is ready to serve, and say what to do where it is not
+    #[command(after_help = examples::DOCTOR)]
+    Doctor(doctor::DoctorOptions),
     /// Play a recorded trace against an OpenAI-compatible endpoint
+    #[command(after_help = examples::REPLAY_LOAD)]
     ReplayLoad(LoadOptions),
     /// Decide again what a recorded log says was decided, and name every difference
+    #[command(after_help = examples::REPLAY)]
     Replay(ReplayOptions),
     /// Measure how much an instance of this machine and model carries, by length of request
+    #[command(after_help = examples::CALIBRATE)]
     Calibrate(calibrate::CalibrateOptions),
     /// Measure, and print what it is compared with
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::BENCH)]
     Bench(bench::Bench),
+    /// Print a script that lets the shell complete commands and options
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions { shell: Shell },
 }
 
 #[derive(clap::Args)]
@@ -160,12 +171,21 @@ fn run(command: Command) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Models(Models::Quality(options)) => quality::run(options),
-        Command::Sql { query, format, server } => remote::sql(&server, &query, format),
+        Command::Sql(args) => prompt::run(args),
+        Command::Top(options) => top::run(options),
+        Command::Doctor(options) => doctor::run(&options),
         Command::Snapshot { out, server } => remote::snapshot(&server, &out),
         Command::ReplayLoad(options) => Ok(load::execute(options)?),
         Command::Replay(options) => replay::execute(&options),
         Command::Calibrate(options) => calibrate::run(&options),
         Command::Bench(bench) => bench::run(bench),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut script);
+            // Whoever reads only the beginning has it.
+            let _ = std::io::stdout().write_all(&script);
+            Ok(())
+        }
     }
 }
 
@@ -204,5 +224,59 @@ fn models(groups: Vec<config::ModelGroup>) -> Overrides {
             Overrides::default().set("model.name", Some(&one.name)).set("models", Some(none))
         }
         several => Overrides::default().set("models", Some(several)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: the command line itself, and every command of it that is not hidden.
+    /// Guarantees: its parts fit together; each says in a line what it is for, and ends its help with examples.
+    #[test]
+    fn every_command_has_examples() {
+        Cli::command().debug_assert();
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let (name, help) = (command.get_name(), command.get_after_help().map(ToString::to_string));
+            assert!(command.get_about().is_some(), "{name} does not say what it is for");
+            assert!(
+                name == "worker" || help.is_some_and(|help| help.starts_with("Example")),
+                "{name}: add after_help = examples::…"
+            );
+        }
+    }
+
+    /// Scenario: every line of the examples that begins with the program's name. Guarantees: the parser takes it.
+    #[test]
+    fn examples_are_right() {
+        let mut texts = vec![Cli::command()];
+        texts.extend(Cli::command().get_subcommands().cloned());
+        let mut seen = 0;
+        for command in texts {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter_map(|line| line.strip_prefix("  evenkeel ")) {
+                // What follows two blanks is said of the command, and what follows `>` is the shell's.
+                let line = line.split("  ").next().unwrap_or(line).split(" > ").next().unwrap_or(line);
+                let words = line.split('"').enumerate().flat_map(|(at, part)| match at % 2 {
+                    0 => part.split_whitespace().map(String::from).collect(),
+                    _ => vec![part.to_string()],
+                });
+                let parsed = Cli::try_parse_from(["evenkeel".to_string()].into_iter().chain(words));
+                assert!(parsed.is_ok(), "evenkeel {line}: {}", parsed.err().expect("an error"));
+                seen += 1;
+            }
+        }
+        assert!(seen > 25, "{seen} examples were found");
+    }
+
+    /// Scenario: completions of each shell. Guarantees: they know the commands.
+    #[test]
+    fn completions_know_the_commands() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "evenkeel", &mut script);
+            let script = String::from_utf8(script).expect("text");
+            assert!(script.contains("doctor") && script.contains("replay-load"), "{shell}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `cli` | the command line |
+//! | `cli`, `examples` | the command line, and what its help ends with |
 //! | `serve` | gateway, bus, dataflow and supervised workers in one process; start and stop in order |
 //! | `loaded` | the models to be served, with their text sides |
 //! | `glue` | the bus and the views behind the small traits of gateway and workers |
@@ -11,12 +11,16 @@
 //! | `sql_routes`, `snapshot_routes` | `POST /sql`, `/snapshots` |
 //! | `explain` | `GET /v1/requests/{id}/explain`: why a request went as it did |
 //! | `shadow` | policies on the live stream that decide and do not act |
+//! | `traces` | spans of requests for an OTLP collector |
 //! | `live`, `page` | the stream behind the page, and the page |
 //! | `bucket_planner`, `plan_book`, `capacity_file` | bucket plans: cut from the live load, in force, and what they are weighed by |
 //! | `modes` | in which mode each part works, as rows and metrics |
-//! | `plant_metrics` | metrics of bus, log and dataflow |
+//! | `plant_metrics`, `engine_metrics`, `row_metrics` | metrics of bus, log and dataflow; of engines; sums of rows |
 //! | `view_reports` | refused rows and what the cache index says of itself, as rows |
-//! | `remote` | `evenkeel sql` and `evenkeel snapshot`: clients of a running server |
+//! | `top` | `evenkeel top`: the fleet on a terminal, live |
+//! | `doctor` | `evenkeel doctor`: is this machine ready to serve |
+//! | `remote` | a running server as the tools see it; `evenkeel snapshot` |
+//! | `prompt` | `evenkeel sql`: a query, a script or a prompt |
 //! | `bench` | `evenkeel bench …` |
 //! | `calibrate` | `evenkeel calibrate`: the capacity of an instance by length of request |
 //! | `driver` | an engine driven by its steps, for both |
@@ -31,7 +35,10 @@ mod bucket_planner;
 mod calibrate;
 mod capacity_file;
 pub mod cli;
+mod doctor;
 mod driver;
+mod engine_metrics;
+mod examples;
 pub mod explain;
 pub mod glue;
 pub mod http;
@@ -41,12 +48,16 @@ mod modes;
 pub mod page;
 mod plan_book;
 mod plant_metrics;
+pub mod prompt;
 mod quality;
 pub mod remote;
+mod row_metrics;
 pub mod serve;
 pub mod shadow;
 pub mod snapshot_routes;
 pub mod sql_routes;
 mod table_file;
 pub mod text;
+mod top;
+pub mod traces;
 mod view_reports;

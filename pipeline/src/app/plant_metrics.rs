@@ -7,7 +7,7 @@ use std::sync::{Arc, atomic::Ordering};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{counter::ConstCounter, gauge::ConstGauge},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Unit,
 };
 
@@ -83,7 +83,6 @@ impl Collector for Plant {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let bus = self.bus.counters();
         let counters = [
-            ("bus_rows", "Rows published on the bus", bus.rows.iter().map(|(_, rows)| *rows).sum::<u64>()),
             ("bus_duplicate_batches", "Remote batches dropped because they were there already", bus.duplicates),
             ("bus_gap_batches", "Remote batches that never came", bus.gap_batches),
             ("bus_rows_invalid", "Rows that did not fit their topic", bus.rows_invalid),
@@ -111,6 +110,10 @@ impl Collector for Plant {
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        let mut rows = encoder.encode_descriptor("bus_rows", "Rows published on the bus", None, MetricType::Counter)?;
+        for (topic, count) in bus.rows {
+            ConstCounter::new(count).encode(rows.encode_family(&[("topic", topic.name())])?)?;
         }
         let bytes = ConstGauge::new(bus.log_bytes as i64);
         bytes.encode(encoder.encode_descriptor(

@@ -1,14 +1,14 @@
-//! `evenkeel sql` and `evenkeel snapshot`: small clients of a running server.
+//! A running server as the tools see it, and `evenkeel snapshot`.
 //!
 //! They use the same doors as everybody else. Blocking at the edges: each runs one request on a runtime of its own.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use async_trait::async_trait;
 use serde_json::{Value, json};
+
+use super::prompt::Ask;
 
 /// How `evenkeel sql` prints an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -34,7 +34,7 @@ pub struct Server {
 }
 
 impl Server {
-    fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+    pub(super) fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
         let request = reqwest::Client::new().request(method, format!("{}{path}", self.url.trim_end_matches('/')));
         match &self.key {
             Some(key) => request.bearer_auth(key),
@@ -59,28 +59,21 @@ impl Server {
     }
 }
 
-/// Runs one query and prints the answer.
-pub fn sql(server: &Server, query: &str, format: Format) -> anyhow::Result<()> {
-    let accept = match format {
-        Format::Table | Format::Arrow => "application/vnd.apache.arrow.stream",
-        Format::Json => "application/json",
-        Format::Csv => "text/csv",
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let request = server.request(reqwest::Method::POST, "/sql").header("accept", accept).json(&json!({"query": query}));
-    let body = runtime.block_on(server.send(request))?;
-    let mut out = std::io::stdout().lock();
-    if format == Format::Table {
-        let reader = arrow::ipc::reader::StreamReader::try_new(body.as_slice(), None)?;
-        let batches = reader.collect::<Result<Vec<_>, _>>()?;
-        writeln!(out, "{}", arrow::util::pretty::pretty_format_batches(&batches)?)?;
-    } else {
-        out.write_all(&body)?;
-        if format == Format::Json {
-            writeln!(out)?;
-        }
+#[async_trait]
+impl Ask for Server {
+    async fn body(&self, query: &str, format: Format) -> anyhow::Result<Vec<u8>> {
+        let accept = match format {
+            Format::Table | Format::Arrow => "application/vnd.apache.arrow.stream",
+            Format::Json => "application/json",
+            Format::Csv => "text/csv",
+        };
+        let request = self.request(reqwest::Method::POST, "/sql").header("accept", accept);
+        self.send(request.json(&json!({"query": query}))).await
     }
-    Ok(())
+
+    fn name(&self) -> String {
+        format!("the live tables of {}", self.url)
+    }
 }
 
 /// Has the server write a snapshot and fetches its files into `folder`, which must not exist or be empty.

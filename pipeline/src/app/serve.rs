@@ -19,16 +19,16 @@ use tokio_util::sync::CancellationToken;
 use tower_http::cors::{self, AllowOrigin, CorsLayer};
 
 use super::{
-    bucket_planner,
+    bucket_planner, engine_metrics,
     explain::{self, ExplainDoor},
     glue::{BusSink, Views, WallClock},
     http, live,
     loaded::Loaded,
-    modes, page,
+    modes, page, row_metrics,
     shadow::{self, Outlet, ShadowSink, Told},
     snapshot_routes::{self, SnapshotDoor},
     sql_routes::{self, SqlDoor},
-    view_reports,
+    traces, view_reports,
 };
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
@@ -49,6 +49,9 @@ use crate::{
         supervisor::{Supervisor, SupervisorConfig},
     },
 };
+
+/// How long the last spans may take at the end.
+const SPANS_WAIT: Duration = Duration::from_secs(2);
 
 /// Runs until a signal.
 pub fn run(config: Config) -> anyhow::Result<()> {
@@ -139,7 +142,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let recorded = Recorded::of(config, &names, config.workers.block_size);
     let families = models.iter().map(|loaded| (loaded.model.name.clone(), loaded.text.family().to_string())).collect();
     BusSink(plant.bus.clone()).settings(recorded.row(WallClock.now())).await;
-    let (deps, metrics) = gateway_deps(config, (&models, &recorded), plant, runtimes)?;
+    let (deps, metrics, spans) = gateway_deps(config, (&models, &recorded), plant, runtimes)?;
     let foreign = match config.foreign.workers.as_slice() {
         [] => Arc::default(),
         _ => Arc::new(ForeignModels::new(deps.clone(), counting)),
@@ -156,9 +159,13 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         runtimes.ingest.spawn(bucket_planner::run(config.clone(), families, (plant.bus.clone(), plant.views.clone()))),
         runtimes.ingest.spawn(publish_views(config.clone(), plant.bus.clone(), plant.views.clone())),
         runtimes.ingest.spawn(watch.run(|| WallClock.now())),
+        runtimes.ingest.spawn(row_metrics::RowMetrics::new(&metrics).run(plant.bus.clone())),
     ];
+    engine_metrics::register(&metrics, plant.views.clone(), config.server.data_dir.clone());
     super::plant_metrics::register(&metrics, (plant.bus.clone(), modes), plant.views.clone());
 
+    let no_more = CancellationToken::new();
+    let sending = spans.map(|spans| runtimes.ingest.spawn(spans.run(no_more.clone())));
     let first = models.iter().map(|loaded| loaded.group.worker_count(config.workers.count)).sum();
     let supervisors = supervise(config, models, plant, flight_address)?;
     let (directory, sink) = (plant.directory.clone(), Arc::new(BusSink(plant.bus.clone())));
@@ -176,6 +183,10 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let _ = writeln!(std::io::stderr(), "evenkeel: stopping; running answers may finish for {patience:?}");
     stop.cancel();
     server.await?;
+    no_more.cancel();
+    if let Some(sending) = sending {
+        let _ = tokio::time::timeout(SPANS_WAIT, sending).await;
+    }
     keepers.stop().await;
     join_all(supervisors.into_iter().map(Supervisor::stop)).await;
     tasks.into_iter().for_each(|task| task.abort());
@@ -207,8 +218,9 @@ fn gateway_deps(
     (models, recorded): (&[Loaded], &Recorded),
     plant: &Plant,
     runtimes: &Runtimes,
-) -> anyhow::Result<(deps::Deps, Arc<Metrics>)> {
+) -> anyhow::Result<(deps::Deps, Arc<Metrics>, Option<traces::Sender>)> {
     let metrics = Arc::new(Metrics::default());
+    let (tracer, sender) = traces::tracer(&config.tracing, &metrics).unzip();
     let texts = models.iter().map(Loaded::text).collect();
     let deps = deps::Deps {
         config: config.clone(),
@@ -218,9 +230,10 @@ fn gateway_deps(
         models: Arc::new(if models.is_empty() { Registry::none() } else { Registry::new(config, texts) }),
         clock: Arc::new(WallClock),
         metrics: metrics.clone(),
+        traces: tracer,
         text_runtime: runtimes.text_jobs.handle().clone(),
     };
-    Ok((deps, metrics))
+    Ok((deps, metrics, sender))
 }
 
 /// Where the gateway's rows go: to the bus, and past the shadow policies if there are any.
@@ -325,7 +338,7 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
     let epoch_us = config.dataflow.epoch.as_micros() as i64;
     let sink = BusSink(bus.clone());
     let mut interval = tokio::time::interval(config.dataflow.publish_interval);
-    let (mut published, mut mode) = (None, None);
+    let (mut published, mut modes) = (None, view_reports::ViewModes::default());
     let period_seconds = trend_epochs(&config.dataflow) as f64 * epoch_us as f64 / 1e6;
     let horizon_seconds = f64::from(horizon_periods(&config.dataflow)) * period_seconds;
     let mut span = PredictorSpan { period_seconds, horizon_seconds, told: None };
@@ -355,19 +368,9 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
         publish_all(&bus, rows.output_lengths).await;
         publish_all(&bus, rows.arrival_trends).await;
         publish_all(&bus, rows.errors).await;
-        let current = views.cluster(now).mode;
-        // Until the first epoch has closed there is no view that could have gone stale.
-        let has_views = published.is_some() || state.as_of.is_some();
-        if has_views && mode.is_some_and(|old| old != current) {
-            let detail = format!(
-                "views are {} (were {})",
-                current.name(),
-                mode.map_or("", |old: crate::policy::ViewMode| old.name())
-            );
-            let row = FaultRow { at: now, component: "dataflow".into(), kind: "view_mode".into(), detail, count: 1 };
+        if let Some(row) = modes.change(now, (views.cluster(now).mode, state.as_of)) {
             deps::EventSink::fault(&sink, row).await;
         }
-        mode = has_views.then_some(current);
         view_reports::publish(&flow, &bus, now).await;
     }
 }

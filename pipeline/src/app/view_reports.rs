@@ -13,11 +13,29 @@ use crate::{
     dataflow::{FlowViews, cache_row},
     gateway::instances::{InstanceEntry, InstanceState, KvAsk},
     ids::{InstanceId, Micros},
+    policy::ViewMode,
     rows::FaultRow,
 };
 
 /// How soon after an epoch closed its requests are passed on.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Changes of the views' mode. A view that has not begun is none: until the first epoch has closed nothing has gone stale.
+#[derive(Debug, Default)]
+pub struct ViewModes(Option<ViewMode>);
+
+impl ViewModes {
+    /// The fault to tell if the mode is another than at the last call. `seen`: the mode, and the views' time if they have one.
+    pub fn change(&mut self, now: Micros, seen: (ViewMode, Option<Micros>)) -> Option<FaultRow> {
+        let (mode, as_of) = seen;
+        if self.0.is_none() && as_of.is_none() {
+            return None;
+        }
+        let before = self.0.replace(mode).filter(|before| *before != mode)?;
+        let detail = format!("views are {} (were {})", mode.name(), before.name());
+        Some(FaultRow { at: now, component: "dataflow".into(), kind: "view_mode".into(), detail, count: 1 })
+    }
+}
 
 /// Publishes what came since the last call. Rows are dropped only when the bus has stopped.
 pub async fn publish(flow: &FlowViews, bus: &Bus, now: Micros) {
@@ -72,4 +90,28 @@ fn ask(entry: &Arc<InstanceEntry>, ask: KvAsk) {
             Err(error) => tracing::warn!(instance = %id, ?ask, %error, "KV events are not told again"),
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: a server starts, its first epoch closes, then the views go stale, lose their time, and come back.
+    /// Guarantees: the start is no fault; each change after it is one, also where the views have no time any more.
+    #[test]
+    fn a_view_that_has_not_begun_is_no_fault() {
+        let mut modes = ViewModes::default();
+        let seen = [
+            (ViewMode::Stale, None),
+            (ViewMode::Stale, None),
+            (ViewMode::Exact, Some(1)),
+            (ViewMode::Exact, Some(2)),
+            (ViewMode::Stale, Some(2)),
+            (ViewMode::Stale, None),
+            (ViewMode::Degraded, Some(9)),
+        ];
+        let told: Vec<String> =
+            seen.into_iter().filter_map(|seen| modes.change(1, seen)).map(|row| row.detail).collect();
+        assert_eq!(told, ["views are stale (were exact)", "views are degraded (were stale)"]);
+    }
 }

@@ -50,6 +50,11 @@ pub fn home_dir() -> PathBuf {
     base.join(".cache").join("evenkeel")
 }
 
+/// The defaults alone, whatever the environment says.
+pub fn defaults() -> Result<Config, ConfigError> {
+    finish(Figment::from(Toml::string(DEFAULTS)))
+}
+
 /// Reads, validates and resolves the configuration.
 pub fn load(file: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigError> {
     let mut figment = Figment::from(Toml::string(DEFAULTS));
@@ -63,6 +68,10 @@ pub fn load(file: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigE
     for (key, value) in overrides.0 {
         figment = figment.merge(Serialized::default(key, value));
     }
+    finish(figment)
+}
+
+fn finish(figment: Figment) -> Result<Config, ConfigError> {
     let mut config: Config = figment.extract().map_err(|error| ConfigError::Value(explain(&error)))?;
     if config.server.data_dir.as_os_str().is_empty() {
         config.server.data_dir = home_dir().join("data");

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use foreign::{Foreign, ForeignWorker};
 pub(crate) use load::did_you_mean;
-pub use load::{ConfigError, Overrides, home_dir, load};
+pub use load::{ConfigError, Overrides, defaults, home_dir, load};
 pub use models::{MODELS_MAX, ModelGroup, parse_model};
 pub use recorded::{Recorded, Served};
 pub use shadow::{Shadow, ShadowPolicy};
@@ -39,6 +39,7 @@ pub struct Config {
     pub dataflow: Dataflow,
     pub policy: Policy,
     pub shadow: Shadow,
+    pub tracing: Tracing,
     pub sql: Sql,
 }
 
@@ -237,6 +238,19 @@ pub struct Policy {
     pub route: crate::policy::RouteConfig,
     pub buckets: crate::policy::BucketConfig,
     pub variants: crate::policy::VariantConfig,
+}
+
+/// OpenTelemetry traces of requests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tracing {
+    /// Empty: no traces.
+    pub otlp_endpoint: String,
+    pub sample_ratio: f64,
+    pub queue_max: usize,
+    #[serde(with = "humantime_serde")]
+    pub export_timeout: Duration,
+    pub service_name: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

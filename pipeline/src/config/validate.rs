@@ -3,7 +3,7 @@
 use std::{ops::RangeInclusive, time::Duration};
 
 use super::{
-    Bus, Config, ConfigError, Dataflow, Key, LOCAL_TENANT, Server, Speculation, Sql, Workers, models, variants,
+    Bus, Config, ConfigError, Dataflow, Key, LOCAL_TENANT, Server, Speculation, Sql, Tracing, Workers, models, variants,
 };
 
 /// How long a process of the dataflow may be silent, at least and at most.
@@ -15,6 +15,7 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     workers(&config.workers)?;
     bus(&config.bus)?;
     dataflow(&config.dataflow)?;
+    tracing(&config.tracing)?;
     sql(&config.sql)?;
     server(&config.server)?;
     variants::validate(&config.model.variants)?;
@@ -120,6 +121,21 @@ fn dataflow(d: &Dataflow) -> Result<(), ConfigError> {
     span(d.audit_interval.as_millis() >= 100, "dataflow.audit_interval", d.audit_interval, "at least 100ms")
 }
 
+fn tracing(tracing: &Tracing) -> Result<(), ConfigError> {
+    let endpoint = &tracing.otlp_endpoint;
+    require(
+        endpoint.is_empty() || endpoint.starts_with("http://"),
+        "tracing.otlp_endpoint",
+        endpoint,
+        "nothing, or the address of an OTLP collector's gRPC as in http://127.0.0.1:4317",
+    )?;
+    let ratio = tracing.sample_ratio;
+    require((0.0..=1.0).contains(&ratio), "tracing.sample_ratio", ratio, "0 to 1")?;
+    let queue_max = tracing.queue_max;
+    require((1..=1_000_000).contains(&queue_max), "tracing.queue_max", queue_max, "1 to 1000000")?;
+    above_zero(tracing.export_timeout, "tracing.export_timeout")
+}
+
 fn sql(sql: &Sql) -> Result<(), ConfigError> {
     above_zero(sql.timeout, "sql.timeout")?;
     at_least_one(sql.concurrent_max, "sql.concurrent_max")?;
@@ -208,6 +224,9 @@ mod tests {
             refusal(|config| config.dataflow.mrc_interval = Duration::from_millis(99)),
             refusal(|config| config.dataflow.mrc_window = Duration::from_secs(9)),
             refusal(|config| config.dataflow.trend_season = Duration::from_secs(1_000_010)),
+            refusal(|config| config.tracing.otlp_endpoint = "127.0.0.1:4317".into()),
+            refusal(|config| config.tracing.sample_ratio = f64::NAN),
+            refusal(|config| config.tracing.queue_max = 0),
             refusal(|config| config.sql.rows_max = 0),
             refusal(|config| config.server.request_timeout = Duration::ZERO),
             refusal(|config| config.server.listen = ([0, 0, 0, 0], 8080).into()),
@@ -228,6 +247,9 @@ mod tests {
             dataflow.mrc_interval = 99ms: expected at least dataflow.epoch
             dataflow.mrc_window = 9s: expected at least dataflow.mrc_interval
             dataflow.trend_season = 1000010s: expected at most 100000 dataflow.trend_period
+            tracing.otlp_endpoint = 127.0.0.1:4317: expected nothing, or the address of an OTLP collector's gRPC as in http://127.0.0.1:4317
+            tracing.sample_ratio = NaN: expected 0 to 1
+            tracing.queue_max = 0: expected 1 to 1000000
             sql.rows_max = 0: expected at least 1
             server.request_timeout = 0ns: expected more than 0
             server.listen = 0.0.0.0:8080: expected a loopback address, or server.keys set: anything but loopback requires keys

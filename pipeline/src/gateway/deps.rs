@@ -13,7 +13,9 @@ use engine::{
 };
 use tokio::runtime::Handle;
 
-use super::{conversation::Conversation, instances::InstanceDirectory, metrics::Metrics, registry::Registry};
+use super::{
+    conversation::Conversation, instances::InstanceDirectory, metrics::Metrics, registry::Registry, trace::Tracer,
+};
 use crate::{
     config::Config,
     dataflow::{ForecastRequest, Predicted},
@@ -135,6 +137,8 @@ pub struct Deps {
     pub models: Arc<Registry>,
     pub clock: Arc<dyn Clock>,
     pub metrics: Arc<Metrics>,
+    /// Takes the stories of traced requests; `None`: traces are off.
+    pub traces: Option<Arc<Tracer>>,
     /// Runtime whose blocking threads render and tokenise.
     pub text_runtime: Handle,
 }

@@ -101,7 +101,8 @@ async fn known_sender(
     (request_id, tenant): (&str, Tenant),
     request: Request<Body>,
 ) -> Answered {
-    let recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
+    let mut recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
+    recorder.traced(request.headers());
     let mut case = Case::new(tenant, recorder);
     let asked = slo_headers::read(request.headers(), &case.tenant, &gateway.deps.config.policy.deadline);
     let understood = match asked {

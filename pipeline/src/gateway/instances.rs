@@ -52,6 +52,8 @@ pub struct GenerateCall {
     pub sampling_offset: u32,
     /// Requests whose text is alike: how well it can be guessed is measured for each class apart (SPEC D2).
     pub class: Option<RequestClass>,
+    /// Place in the sender's trace, for the instance's log; nothing the engine sees.
+    pub traceparent: Option<String>,
 }
 
 /// What came out of one engine step for the sequence.

@@ -1,13 +1,15 @@
 //! The process's Prometheus metrics: those of the gateway, and the registry that other parts add theirs to.
 //!
-//! Label cardinality is bounded: routes and outcomes are names in the source, instances and models are those configured.
+//! Label cardinality is bounded: routes, outcomes and reasons are names in the source; of models [`MODELS_SHOWN`] and of engines
+//! [`ENGINES_SHOWN`] have series of their own, all further ones share the label `other` (sums of amounts, the largest of
+//! levels). An instance is labelled `engine`, since Prometheus itself gives every series the label `instance`.
 //! Counters and histograms are written by [`Recorder`](super::recorder::Recorder) and the dispatcher; gauges of state are
-//! set when the metrics are read.
+//! set when the metrics are read. Reasons are shown from the start with 0, so that a first refusal is an increase.
 
 use std::sync::{Mutex, PoisonError, atomic::AtomicU64};
 
 use prometheus_client::{
-    encoding::text::encode,
+    encoding::{prometheus_text, text},
     metrics::{
         counter::Counter,
         family::Family,
@@ -16,6 +18,32 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
+
+use crate::{ids::InstanceId, policy::RejectReason};
+
+/// Models with series of their own.
+pub const MODELS_SHOWN: usize = 64;
+/// Instances with series of their own.
+pub const ENGINES_SHOWN: usize = 256;
+/// What label values beyond their bound are counted as.
+pub const OTHER: &str = "other";
+
+/// A text form of `/metrics`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextForm {
+    OpenMetrics,
+    /// Version 0.0.4, which everything reads.
+    Prometheus,
+}
+
+impl TextForm {
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
 
 type Labels = Vec<(&'static str, String)>;
 type Ratio = Gauge<f64, AtomicU64>;
@@ -39,9 +67,18 @@ pub struct Metrics {
     queue_tokens: Family<Labels, Gauge>,
     throttle_step: Family<Labels, Gauge>,
     saturation: Family<Labels, Ratio>,
+    models: Mutex<Models>,
+}
+
+/// Gauges of models: how many have series, and those that have none.
+#[derive(Default)]
+struct Models {
+    shown: usize,
+    others: Vec<GroupGauges>,
 }
 
 /// Gauges of the requests of one model.
+#[derive(Clone, Default)]
 pub struct GroupGauges {
     pub queue_requests: Gauge,
     pub queue_tokens: Gauge,
@@ -70,7 +107,11 @@ impl Default for Metrics {
             queue_tokens: Family::default(),
             throttle_step: Family::default(),
             saturation: Family::default(),
+            models: Mutex::default(),
         };
+        for reason in RejectReason::ALL {
+            drop(metrics.rejections.get_or_create(&vec![("reason", reason.name().into())]));
+        }
         metrics.register(|registry| metrics.describe(registry));
         metrics
     }
@@ -82,22 +123,51 @@ impl Metrics {
         add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// All metrics in the OpenMetrics text format.
-    pub fn render(&self) -> String {
+    /// All metrics as text.
+    pub fn render(&self, form: TextForm) -> String {
+        self.show_others();
         let mut text = String::new();
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        encode(&mut text, &registry).expect("invariant: writing to a String does not fail");
+        match form {
+            TextForm::OpenMetrics => text::encode(&mut text, &registry),
+            TextForm::Prometheus => prometheus_text::encode(&mut text, &registry),
+        }
+        .expect("invariant: writing to a String does not fail");
         text
     }
 
-    /// Takes the state of an instance into the gauges.
-    pub fn set_leased(&self, instance: impl ToString, tokens: u64) {
-        let labels = vec![("instance", instance.to_string())];
-        self.leased_tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));
+    /// Takes the leases of all instances into the gauges.
+    pub fn set_leased(&self, instances: impl Iterator<Item = (InstanceId, u64)>) {
+        let (mut others, mut has_others) = (0u64, false);
+        for (place, (instance, tokens)) in instances.enumerate() {
+            if place < ENGINES_SHOWN {
+                self.leased_of(instance.to_string()).set(amount(tokens));
+            } else {
+                (others, has_others) = (others.saturating_add(tokens), true);
+            }
+        }
+        if has_others {
+            self.leased_of(OTHER.into()).set(amount(others));
+        }
     }
 
-    /// Handles to one model's gauges, so that they are found once.
+    fn leased_of(&self, engine: String) -> Gauge {
+        self.leased_tokens.get_or_create(&vec![("engine", engine)]).clone()
+    }
+
+    /// Handles to one model's gauges, so that they are found once. Asked for once a model.
     pub(super) fn of_group(&self, model: &str) -> GroupGauges {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if models.shown == MODELS_SHOWN {
+            let unshown = GroupGauges::default();
+            models.others.push(unshown.clone());
+            return unshown;
+        }
+        models.shown += 1;
+        self.shown_group(model)
+    }
+
+    fn shown_group(&self, model: &str) -> GroupGauges {
         let labels = vec![("model", model.to_string())];
         GroupGauges {
             queue_requests: self.queue_requests.get_or_create(&labels).clone(),
@@ -105,6 +175,19 @@ impl Metrics {
             throttle_step: self.throttle_step.get_or_create(&labels).clone(),
             saturation: self.saturation.get_or_create(&labels).clone(),
         }
+    }
+
+    /// Models beyond the bound, together.
+    fn show_others(&self) {
+        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if models.others.is_empty() {
+            return;
+        }
+        let (all, shown) = (&models.others, self.shown_group(OTHER));
+        shown.queue_requests.set(all.iter().map(|one| one.queue_requests.get()).sum());
+        shown.queue_tokens.set(all.iter().map(|one| one.queue_tokens.get()).sum());
+        shown.throttle_step.set(all.iter().map(|one| one.throttle_step.get()).max().unwrap_or(0));
+        shown.saturation.set(all.iter().map(|one| one.saturation.get()).fold(f64::NAN, f64::max));
     }
 
     pub fn set_ready_instances(&self, count: usize) {
@@ -161,5 +244,56 @@ impl Metrics {
             "Used capacity of a model's instances as throttling sees it, 1 is full",
             self.saturation.clone(),
         );
+    }
+}
+
+fn amount(tokens: u64) -> i64 {
+    i64::try_from(tokens).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: more models and instances than have series of their own.
+    /// Guarantees: the bound holds, the others are counted together (amounts added, levels by the largest), and reasons are
+    /// there before the first refusal.
+    #[test]
+    fn labels_beyond_their_bound_are_counted_together() {
+        let metrics = Metrics::default();
+        for model in 0..MODELS_SHOWN + 2 {
+            let gauges = metrics.of_group(&format!("m{model}"));
+            gauges.queue_requests.set(3);
+            gauges.throttle_step.set(model as i64);
+            gauges.saturation.set(model as f64);
+        }
+        metrics.set_leased((0..ENGINES_SHOWN as u32 + 3).map(|instance| (InstanceId(instance), 5)));
+        let text = metrics.render(TextForm::Prometheus);
+        let count = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+        assert_eq!(count("evenkeel_queue_requests{"), MODELS_SHOWN + 1);
+        assert_eq!(count("evenkeel_leased_tokens{"), ENGINES_SHOWN + 1);
+        for line in [
+            r#"evenkeel_queue_requests{model="other"} 6"#.to_string(),
+            format!(r#"evenkeel_throttle_step{{model="other"}} {}"#, MODELS_SHOWN + 1),
+            r#"evenkeel_leased_tokens{engine="other"} 15"#.into(),
+            r#"evenkeel_rejections_total{reason="predicted_miss"} 0"#.into(),
+        ] {
+            assert!(text.lines().any(|known| known == line), "no `{line}` in\n{text}");
+        }
+    }
+
+    /// Scenario: both text forms. Guarantees: one names a counter by its family, the other by its series, with the same values.
+    #[test]
+    fn both_text_forms_name_counters_as_they_should() {
+        let metrics = Metrics::default();
+        let (open, plain) = (metrics.render(TextForm::OpenMetrics), metrics.render(TextForm::Prometheus));
+        assert!(open.contains("# TYPE evenkeel_reroutes counter") && open.ends_with("# EOF\n"), "{open}");
+        assert!(plain.contains("# TYPE evenkeel_reroutes_total counter") && !plain.contains("# EOF"), "{plain}");
+        let values = |text: &str| {
+            let lines: std::collections::BTreeSet<String> =
+                text.lines().filter(|line| !line.starts_with('#')).map(String::from).collect();
+            lines
+        };
+        assert_eq!(values(&open), values(&plain));
     }
 }

@@ -15,6 +15,7 @@
 //! | `queue_place` | a place in a queue, held by who waits |
 //! | `instances`, `claims`, `load_order` | instances, their clients and leases; what their deadlines ask; who has the fewest |
 //! | `recorder` | one account a request: rows, metrics and log lines |
+//! | `trace` | the sender's trace, and the story of a request that becomes spans |
 //! | `foreign` | engines of others behind the same policies, their answers relayed |
 //! | `session` | which conversation a request belongs to |
 //! | `decision`, `reading` | a decision as a row; what policies read for it as another |
@@ -62,6 +63,7 @@ pub mod slo_headers;
 mod status;
 pub mod structure;
 pub mod tool_prompt;
+pub mod trace;
 pub mod waiting;
 
 use std::sync::Arc;

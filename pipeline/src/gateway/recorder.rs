@@ -6,11 +6,13 @@
 
 use tokio::runtime::Handle;
 
-use super::{auth::Tenant, deps::Deps, error::ApiError, parse::Face, session};
+use axum::http::HeaderMap;
+
+use super::{auth::Tenant, deps::Deps, error::ApiError, parse::Face, session, trace::Story};
 use crate::{
     ids::{InstanceId, Micros},
     policy::Placement,
-    rows::RequestRow,
+    rows::{DecisionRow, RequestRow},
 };
 
 /// Tier shown for a request that was refused before it could be classed.
@@ -65,6 +67,8 @@ pub struct Recorder {
     /// Tokens of one block, and the hashes of each prompt's blocks; goes into the row of the arrival.
     blocks: Option<(u32, Vec<Vec<u64>>)>,
     has_ended: bool,
+    /// Kept while the request is traced.
+    story: Option<Box<Story>>,
     /// Where the `cancelled` event is sent from when the client leaves.
     runtime: Handle,
 }
@@ -92,7 +96,55 @@ impl Recorder {
             last_token: Vec::new(),
             blocks: None,
             has_ended: false,
+            story: None,
             runtime: Handle::current(),
+        }
+    }
+
+    /// From here on the request is traced, if its sender or the sampling wants it.
+    pub fn traced(&mut self, headers: &HeaderMap) {
+        let begun = self.deps.traces.as_ref().map(|tracer| tracer.begin(headers, (self.face.route(), self.arrived)));
+        self.story = begun.flatten();
+    }
+
+    /// What an instance is told of the trace.
+    pub fn traceparent(&self) -> Option<String> {
+        self.story.as_ref().map(|story| story.traceparent())
+    }
+
+    /// It is understood, and the policies are asked.
+    pub fn parsed(&mut self, at: Micros) {
+        if let Some(story) = &mut self.story {
+            story.parsed = Some(at);
+        }
+    }
+
+    /// An instance has taken all its sequences.
+    pub fn started(&mut self) {
+        if let Some(story) = &mut self.story {
+            story.started = Some(self.deps.clock.now());
+        }
+    }
+
+    /// A decision about it was written.
+    pub fn decided(&mut self, row: &DecisionRow) {
+        if let Some(story) = &mut self.story {
+            story.keep_decision(row);
+        }
+    }
+
+    async fn write(&mut self, row: RequestRow) {
+        if let Some(story) = &mut self.story {
+            story.keep(&row);
+        }
+        self.deps.events.request(row).await;
+    }
+
+    /// The end of a traced request, with its last row.
+    fn tell(&mut self, last: &RequestRow) {
+        if let (Some(mut story), Some(tracer)) = (self.story.take(), &self.deps.traces) {
+            story.keep(last);
+            tracer.tell(*story);
         }
     }
 
@@ -159,12 +211,12 @@ impl Recorder {
         let (block_tokens, prompt_blocks) = self.blocks.take().unzip();
         let known = RequestRow { session_hash, turns, block_tokens, prompt_blocks, ..self.row("arrived") };
         let row = RequestRow { at: self.arrived, ..known };
-        self.deps.events.request(row).await;
+        self.write(row).await;
     }
 
     pub async fn queued(&mut self) {
         let row = self.row("queued");
-        self.deps.events.request(row).await;
+        self.write(row).await;
     }
 
     /// Also for each later instance, when the first was lost.
@@ -173,7 +225,7 @@ impl Recorder {
         self.variant = Some(placement.variant.clone());
         self.expected_hit_tokens = placement.hit_tokens();
         let row = self.row("dispatched");
-        self.deps.events.request(row).await;
+        self.write(row).await;
     }
 
     /// New tokens of one choice.
@@ -195,7 +247,11 @@ impl Recorder {
             ("grew", gap)
         };
         let row = RequestRow { at: now, gap_us, ..self.row(event) };
-        self.deps.events.request(row).await;
+        if is_first {
+            self.write(row).await;
+        } else {
+            self.deps.events.request(row).await;
+        }
     }
 
     /// A foreign engine told the sums at the end; they replace what was estimated or counted on the way.
@@ -248,6 +304,7 @@ impl Recorder {
     ) {
         let row = self.last_row(event, finish_reason, error.map(|error| format!("{}: {error}", error.code())));
         self.deps.metrics.ended(self.face.route(), outcome, seconds(row.total_us.unwrap_or(0)));
+        self.tell(&row);
         self.deps.events.request(row).await;
     }
 
@@ -293,6 +350,7 @@ impl Drop for Recorder {
         let is_known = self.seq > 0;
         let row = self.last_row("cancelled", Some("cancelled"), None);
         self.deps.metrics.ended(self.face.route(), "cancelled", seconds(row.total_us.unwrap_or(0)));
+        self.tell(&row);
         // A client that left before its request was understood leaves no row, as there was no arrival.
         if is_known {
             let events = self.deps.events.clone();

@@ -96,6 +96,7 @@ impl Case {
         };
         let row = decision::row(gateway.deps.clock.now(), decision::new_id("dec"), &inputs, outcome);
         self.decision_id = row.decision_id.clone();
+        self.recorder.decided(&row);
         for mut reading in self.readings.drain(..) {
             reading.decision_id = row.decision_id.clone();
             reading.request_id = row.request_id.clone();
@@ -243,11 +244,15 @@ pub async fn serve(
     case.started(gateway, &grant);
     let deadline = &demand.model.policy.deadline;
     let drop_at = case.slo.as_ref().and_then(|slo| deadline.drop_at(&slo.seen.deadline));
-    let source = Plans { request, prepared, demand, drop_at, request_id: case.recorder.request_id() };
+    let (request_id, traceparent) = (case.recorder.request_id(), case.recorder.traceparent());
+    let source = Plans { request, prepared, demand, drop_at, request_id, traceparent };
     let plans = source.make();
     let starts = plans.into_iter().map(|plan| Sequence::start(&gateway.deps, &gateway.dispatcher, plan, &grant));
     match try_join_all(starts).await {
-        Ok(sequences) => Ok(sequences),
+        Ok(sequences) => {
+            case.recorder.started();
+            Ok(sequences)
+        }
         Err(error) => {
             case.recorder.failed(&error).await;
             case.settled(gateway, SloEnd::Failed).await;
@@ -267,6 +272,7 @@ pub(super) struct Arrived {
 /// Reads the views, asks the policies, and says what the request needs.
 pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) -> Arrived {
     let now = gateway.deps.clock.now();
+    case.recorder.parsed(now);
     let model = &ask.model;
     let pressure = gateway.dispatcher.pressure(model, now).await;
     let mut demand = Demand {
@@ -445,6 +451,7 @@ struct Plans<'a> {
     /// When the engine may drop them.
     drop_at: Option<Micros>,
     request_id: &'a str,
+    traceparent: Option<String>,
 }
 
 impl Plans<'_> {
@@ -476,6 +483,7 @@ impl Plans<'_> {
                     cache_salt: model.cache_salt,
                     sampling_offset: 0,
                     class: Some(engine::request::RequestClass(self.demand.tier.number())),
+                    traceparent: self.traceparent.clone(),
                 };
                 let demand = Demand {
                     model: model.clone(),

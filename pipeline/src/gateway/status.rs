@@ -1,16 +1,17 @@
-//! `GET /health` (the process answers), `GET /ready` (an instance serves) and `GET /metrics`.
+//! `GET /health` (the process answers), `GET /ready` (an instance serves) and `GET /metrics`, in OpenMetrics to those who ask
+//! for it (Prometheus does) and in Prometheus's older text format to everybody else.
 
 use std::sync::Arc;
 
 use axum::{
     Json,
     extract::State,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
 
-use super::{Gateway, instances::InstanceState};
+use super::{Gateway, instances::InstanceState, metrics::TextForm};
 
 pub async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
@@ -32,13 +33,15 @@ pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
     (status, Json(json!({"status": word, "serving": serving, "views": views, "instances": listed}))).into_response()
 }
 
-pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+pub async fn metrics(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
     let instances = gateway.deps.directory.load();
     let metrics = &gateway.deps.metrics;
     metrics.set_ready_instances(instances.iter().filter(|entry| entry.state == InstanceState::Ready).count());
-    for entry in instances.iter() {
-        metrics.set_leased(entry.id, entry.leases.tokens());
-    }
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], metrics.render()).into_response()
+    metrics.set_leased(instances.iter().map(|entry| (entry.id, entry.leases.tokens())));
+    let asked = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let form = match asked.into_iter().any(|value| value.contains("application/openmetrics-text")) {
+        true => TextForm::OpenMetrics,
+        false => TextForm::Prometheus,
+    };
+    ([(header::CONTENT_TYPE, form.content_type())], metrics.render(form)).into_response()
 }

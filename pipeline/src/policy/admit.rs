@@ -30,6 +30,9 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
+    pub const ALL: [RejectReason; 5] =
+        [Self::Throttled, Self::QueueFull, Self::NoInstance, Self::WaitedTooLong, Self::PredictedMiss];
+
     pub fn name(self) -> &'static str {
         match self {
             RejectReason::Throttled => "throttled",

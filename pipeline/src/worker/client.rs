@@ -20,7 +20,10 @@ use tonic::{
 
 use super::{engine_thread::EngineHandle, wire};
 use crate::{
-    gateway::instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError, KvAsk},
+    gateway::{
+        instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError, KvAsk},
+        trace::TRACEPARENT,
+    },
     ids::ProcessEpoch,
     proto::{self, worker_client::WorkerClient},
 };
@@ -90,7 +93,11 @@ impl InstanceClient for GrpcInstance {
     ) -> Result<ChunkStream, InstanceError> {
         let mut client = self.client.clone();
         let wait = self.limits.answer_timeout;
-        let answer = timeout(wait, client.generate(wire::request_to_proto(&call, grammar.as_ref()))).await;
+        let mut request = tonic::Request::new(wire::request_to_proto(&call, grammar.as_ref()));
+        if let Some(traceparent) = call.traceparent.as_deref().and_then(|text| text.parse().ok()) {
+            request.metadata_mut().insert(TRACEPARENT, traceparent);
+        }
+        let answer = timeout(wait, client.generate(request)).await;
         let answer = answer.map_err(|_| InstanceError::Lost(format!("no answer to a request in {wait:?}")))?;
         let messages = answer.map_err(|status| error_of(&status))?.into_inner();
         let chunks = messages.map(|message| match message {

@@ -23,6 +23,7 @@ use super::{
     wire,
 };
 use crate::{
+    gateway::trace::TRACEPARENT,
     ids::{InstanceId, ProcessEpoch, micros},
     proto::{self, worker_server::Worker},
 };
@@ -92,8 +93,12 @@ impl Worker for WorkerService {
     type GenerateStream = GenerateStream;
 
     async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<GenerateStream>, Status> {
+        let traceparent = request.metadata().get(TRACEPARENT).and_then(|value| value.to_str().ok()).map(String::from);
         let message = request.into_inner();
         let request_id = message.request_id.clone();
+        if let Some(traceparent) = traceparent {
+            tracing::debug!(request_id, traceparent, "sequence of a traced request");
+        }
         let start = wire::start_from_proto(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let in_flight = self.enter().ok_or_else(|| Status::resource_exhausted("this worker is draining"))?;
         let outputs = self.engine.start(start).await.map_err(|error| {

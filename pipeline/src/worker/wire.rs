@@ -310,6 +310,7 @@ mod tests {
                         cache_salt,
                         sampling_offset,
                         class: class.map(RequestClass),
+                        traceparent: None,
                     }
                 },
             )

@@ -7,6 +7,7 @@ mod gateway;
 mod layering;
 mod miss_ratio;
 mod models;
+mod monitoring;
 mod process;
 mod replay_load;
 mod tidy;

@@ -38,6 +38,7 @@ use crate::{
         serve::{self, Case},
         slo::SloEnd,
         slo_headers,
+        trace::TRACEPARENT,
     },
     policy::{RejectReason, RouteRejection},
 };
@@ -80,7 +81,9 @@ impl Call {
     pub(in crate::gateway) async fn answer(self, face: Face, (request_id, tenant): (&str, Tenant)) -> Answered {
         let gateway = self.pool.gateway.clone();
         let deadline = Instant::now() + gateway.deps.config.server.request_timeout;
-        let mut case = Case::new(tenant.clone(), Recorder::new(&gateway.deps, face, request_id, &tenant));
+        let mut recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
+        recorder.traced(&self.headers);
+        let mut case = Case::new(tenant.clone(), recorder);
         match slo_headers::read(&self.headers, &tenant, &gateway.deps.config.policy.deadline) {
             Ok(asked) => case.asked = asked,
             Err(error) => {
@@ -113,7 +116,7 @@ impl Call {
             method: Method::POST,
             path: face.route(),
             body: if is_capped { self.capped(demand.max_tokens) } else { self.body },
-            headers: forwarded(self.headers),
+            headers: forwarded(self.headers, case.recorder.traceparent()),
         };
         let (pool, streams) = (self.pool, self.asked.streams);
         Trip { pool, ask, streams, demand, case, grant, failed: Vec::new(), deadline }.run().await
@@ -165,8 +168,9 @@ impl Call {
     }
 }
 
-/// What the worker gets to see of a client's headers: all but those of this connection and the client's key.
-fn forwarded(mut headers: HeaderMap) -> HeaderMap {
+/// What the worker gets to see of a client's headers: all but those of this connection and the client's key, with our place in
+/// the trace.
+fn forwarded(mut headers: HeaderMap, traceparent: Option<String>) -> HeaderMap {
     const KEPT_BACK: [header::HeaderName; 13] = [
         header::AUTHORIZATION,
         header::COOKIE,
@@ -185,6 +189,10 @@ fn forwarded(mut headers: HeaderMap) -> HeaderMap {
     ];
     for name in KEPT_BACK {
         headers.remove(name);
+    }
+    // Its spans go below ours; without a trace of ours the client's own stays.
+    if let Some(traceparent) = traceparent.and_then(|text| text.parse().ok()) {
+        headers.insert(TRACEPARENT, traceparent);
     }
     headers
 }

@@ -114,6 +114,7 @@ fn call(prompt: Vec<u32>, max_tokens: u32) -> GenerateCall {
         cache_salt: 0,
         sampling_offset: 0,
         class: None,
+        traceparent: None,
     }
 }
 

@@ -181,7 +181,7 @@ async fn small_routes() {
     kit.post(CHAT, hello()).await;
     kit.post(CHAT, json!({})).await;
     let metrics = kit.get("/metrics").await;
-    assert!(metrics.header("content-type").starts_with("application/openmetrics-text"));
+    assert!(metrics.header("content-type").starts_with("text/plain; version=0.0.4"));
     for line in [
         r#"evenkeel_requests_total{route="/v1/chat/completions",outcome="ok"} 1"#,
         r#"evenkeel_requests_total{route="/v1/chat/completions",outcome="missing_required_parameter"} 1"#,
@@ -189,7 +189,7 @@ async fn small_routes() {
         "evenkeel_inter_token_latency_seconds_count 12",
         "evenkeel_generation_tokens_total 13",
         "evenkeel_cached_prompt_tokens_total 16",
-        r#"evenkeel_leased_tokens{instance="w0"} 0"#,
+        r#"evenkeel_leased_tokens{engine="w0"} 0"#,
         "evenkeel_ready_instances 1",
         "evenkeel_requests_running 0",
     ] {

@@ -175,7 +175,7 @@ async fn a_hang_up_reaches_the_worker() {
     }
     server.until("select 1 as one from requests where event = 'cancelled'", |rows| rows.len() == 1).await;
     let metrics = server.get("/metrics").await.unwrap().text().await.unwrap();
-    assert!(metrics.contains("evenkeel_leased_tokens{instance=\"w0\"} 0"), "{metrics}");
+    assert!(metrics.contains("evenkeel_leased_tokens{engine=\"w0\"} 0"), "{metrics}");
 }
 
 /// Scenario: a long prompt over and over, then another, before two workers; then a worker goes away and comes back.

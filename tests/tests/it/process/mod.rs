@@ -10,10 +10,13 @@ mod foreign;
 mod funnel;
 mod loss;
 mod models;
+mod monitoring;
 mod replay;
 mod starts;
 mod structure;
 mod swap;
+mod tools;
+mod tracing;
 mod variants;
 mod views;
 

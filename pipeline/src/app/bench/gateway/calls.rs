@@ -76,6 +76,7 @@ impl Question {
             cache_salt: 0,
             sampling_offset: 0,
             class: None,
+            traceparent: None,
         }
     }
 

@@ -1,0 +1,84 @@
+//! `evenkeel top`: the fleet on a terminal, live.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `fleet` | what the server tells, as numbers; missing is unknown |
+//! | `events` | server-sent events out of pieces of a stream |
+//! | `feed` | asks the server, comes back when it was away |
+//! | `screen` | sort, filter, scroll, help: what a key does |
+//! | `draw` | the screen as cells |
+//!
+//! Two threads: one asks, one draws and reads keys; between them a queue of [`NEWS_MAX`] that loses the oldest news rather than wait.
+//! The terminal is given back on every way out, panics included. Needs nothing that other clients of the HTTP API have not.
+
+mod draw;
+mod events;
+mod feed;
+mod fleet;
+mod screen;
+
+use std::{
+    io::IsTerminal,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use super::remote::Server;
+use screen::{Next, Screen};
+
+/// News on their way to the screen.
+const NEWS_MAX: usize = 64;
+/// How long the screen waits for a key before it looks for news.
+const LOOK: Duration = Duration::from_millis(100);
+
+#[derive(Debug, clap::Args)]
+pub struct TopOptions {
+    /// Show only instances whose name, model or state contains this
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Column to sort by at first
+    #[arg(long, value_enum, default_value = "name")]
+    sort: screen::Column,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Shows until `q`.
+pub fn run(options: TopOptions) -> anyhow::Result<()> {
+    if !(std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {
+        bail!("top draws on a terminal; into a pipe or a file use `evenkeel sql --watch 2s`");
+    }
+    let (news, inbox) = mpsc::sync_channel(NEWS_MAX);
+    feed::start(options.server.clone(), news)?;
+    let mut screen = Screen::new(&options.server.url, options.filter, options.sort);
+    let mut terminal = ratatui::try_init()?;
+    let ended = show(&mut terminal, &mut screen, &inbox);
+    ratatui::try_restore()?;
+    ended
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    screen: &mut Screen,
+    inbox: &mpsc::Receiver<feed::News>,
+) -> anyhow::Result<()> {
+    loop {
+        while let Ok(news) = inbox.try_recv() {
+            screen.take(news, Instant::now());
+        }
+        terminal.draw(|frame| draw::draw(frame, screen, Instant::now()))?;
+        // A resize is an event, and the next turn draws.
+        if !event::poll(LOOK)? {
+            continue;
+        }
+        if let Event::Key(key) = event::read()?
+            && key.kind != KeyEventKind::Release
+            && screen.key(key) == Next::Quit
+        {
+            return Ok(());
+        }
+    }
+}
