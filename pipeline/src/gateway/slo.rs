@@ -76,6 +76,7 @@ impl SloCase {
         let chosen = grant.placement.candidates.iter().find(|cost| cost.instance == grant.instance);
         let candidates = chosen.map(std::slice::from_ref).unwrap_or_default();
         let request = OutlookRequest {
+            best: 0.0,
             now: reading.now,
             deadline: &self.seen.deadline,
             tier: self.tier,

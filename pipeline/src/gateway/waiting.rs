@@ -15,9 +15,7 @@ use super::{
     serve::Case,
     slo::SloCase,
 };
-use crate::policy::{
-    Deadline, Judgement, Outlook, OutlookRequest, RouteRejection, SloSeen, Wait, judge, outlook, token_cost,
-};
+use crate::policy::{Judgement, Outlook, OutlookRequest, RouteRejection, SloSeen, Wait, judge, outlook, token_cost};
 
 /// How a wait ended.
 pub enum Waited {
@@ -70,7 +68,7 @@ pub async fn wait_for_grant(
 /// What is to be expected of a request that waits, and what that comes to. What is not known changes nothing.
 fn reconsider(reading: &WaitReading, slo: &mut SloCase) -> Judgement {
     let policy = &slo.model.policy;
-    let Some(outlook) = outlook_of(reading, &slo.seen.deadline, (slo.model.name(), policy)) else {
+    let Some(outlook) = outlook_of(reading, &slo.seen, (slo.model.name(), policy)) else {
         return Judgement::Keep;
     };
     let judged = judge(&SloSeen { outlook: Some(outlook), ..slo.seen }, (slo.tier, slo.lot), &policy.deadline);
@@ -92,7 +90,7 @@ fn reconsider(reading: &WaitReading, slo: &mut SloCase) -> Judgement {
 /// What policies expect of a request that waits.
 pub fn outlook_of(
     reading: &WaitReading,
-    deadline: &Deadline,
+    seen: &SloSeen,
     (model, policy): (&str, &crate::config::Policy),
 ) -> Option<Outlook> {
     let place = &reading.place;
@@ -103,7 +101,8 @@ pub fn outlook_of(
     };
     let request = OutlookRequest {
         now: place.now,
-        deadline,
+        deadline: &seen.deadline,
+        best: seen.outlook.map_or(0.0, |outlook| outlook.best),
         tier: place.tier,
         prompt_tokens: place.prompt_tokens,
         max_tokens: place.max_tokens / reading.sequences.max(1),

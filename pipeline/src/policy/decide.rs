@@ -172,6 +172,7 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
         Admission::Reject { .. } => (arrival.max_tokens, Wait::None),
     };
     let request = OutlookRequest {
+        best: 0.0,
         now: arrival.now,
         deadline: &deadline,
         tier,

@@ -47,12 +47,14 @@ pub struct OutlookRequest<'a> {
     pub candidates: &'a [CandidateCost],
     pub view: &'a ClusterView,
     pub wait: Wait<'a>,
+    /// The best chance it ever had, as far as known: that of a start on arrival.
+    pub best: f64,
 }
 
 /// Chances that decide.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chances {
-    /// The latest start is when it has fallen to this.
+    /// The latest start is when it has fallen to this share of the best that it had.
     pub start: f64,
     /// With less, were it to start now, a start is not worth it while others can still make theirs.
     pub worth: f64,
@@ -74,6 +76,8 @@ pub enum Wait<'a> {
 pub struct Outlook {
     /// Chance of the deadline, where it is best.
     pub meet: f64,
+    /// The same, were it to start now; or the best that it had before, if that was better.
+    pub best: f64,
     /// Mean seconds in the queue, as far as known.
     pub wait_seconds: f64,
     /// Mean seconds from now to the first token and to the end there.
@@ -216,6 +220,7 @@ impl Race {
 /// The race on one candidate.
 struct Entry {
     meet: f64,
+    best: f64,
     race: Race,
     wait: Prediction,
     longest_wait: Option<f64>,
@@ -225,29 +230,32 @@ struct Entry {
 /// What is to be expected of a request. `None`: nothing is known of any candidate.
 pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chances) -> Option<Outlook> {
     let lengths = &forecast.lengths[usize::from(request.tier.number())];
-    let mut best: Option<Entry> = None;
+    let mut found: Option<Entry> = None;
     for cost in request.candidates {
         let Some(run) = Run::of(request, cost, forecast) else { continue };
         let race = Race::of(&run, request, lengths);
-        // One that starts too late for that, and may still make it, starts as soon as it can.
-        let now_at_best = || (race.meet(&Prediction::default()) >= chances.worth).then_some(0.0);
-        let longest_wait = race.longest_wait(chances.start, 0.0).or_else(now_at_best);
+        let now = race.meet(&Prediction::default());
+        // A request whose chance was never good, as that of a short one whose time cannot be told well, is late when it has lost
+        // a part of it, as others are.
+        let (best, worth) = (request.best.max(now), now >= chances.worth);
+        let longest_wait = race.longest_wait(chances.start * best, 0.0).filter(|_| worth);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
-        if best.as_ref().is_none_or(|other| meet > other.meet) {
-            best = Some(Entry { meet, race, wait, longest_wait, drain_seconds: run.drain_seconds });
+        if found.as_ref().is_none_or(|other| meet > other.meet) {
+            found = Some(Entry { meet, best, race, wait, longest_wait, drain_seconds: run.drain_seconds });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, race, wait, longest_wait, drain_seconds } = best?;
+    let Entry { meet, best, race, wait, longest_wait, drain_seconds } = found?;
     let before = wait.mean + drain_seconds;
     let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
     Some(Outlook {
         meet,
+        best,
         wait_seconds: wait.mean,
         first_token_seconds: wait.mean + race.first.0.mean,
         whole_seconds: wait.mean + race.whole_seconds,

@@ -123,7 +123,7 @@ impl Rebuilder {
                 return Err(cannot("its arrival is not in the log"));
             };
             let of = (under.model.as_str(), &under.policy);
-            seen.outlook = outlook_of(&reading, &seen.deadline, of);
+            seen.outlook = outlook_of(&reading, seen, of);
             let lot = lot_of(&made.decision.request_id);
             match judge(seen, (classified.tier, lot), &under.policy.deadline) {
                 Judgement::Try => seen.is_trial = true,
