@@ -1,7 +1,7 @@
 //! Arrow and DataFusion: the tables of the metrics bus, SQL over them, and snapshots (SPEC E2, E3).
 //!
-//! Rows enter through [`LiveTables::append`]; [`SqlEngine::query`] answers SQL over one [`TablesSnapshot`], all tables at
-//! one moment; `encode` turns an answer into JSON, CSV or Arrow; `snapshot` writes all tables to files.
+//! Rows enter through [`LiveTables::append`]; [`SqlAnswers`], by [`SqlEngine`], answers SQL over one [`TablesSnapshot`], all tables
+//! at one moment; `encode` turns an answer into JSON, CSV or Arrow; `snapshot` writes all tables to files.
 //!
 //! | file | idea |
 //! |---|---|
@@ -11,6 +11,7 @@
 //! | `nested` | structs in lists that an earlier version wrote |
 //! | `provider` | a table as DataFusion scans it, pruned by time |
 //! | `catalog` | tables of one snapshot under their names, and `column_comments` |
+//! | `answers` | what every door asks of SQL: a statement of a caller in, an answer out |
 //! | `sql` | the read-only engine with its limits |
 //! | `guards` | what is refused before and after planning |
 //! | `sql_error` | typed refusals and faults, with the way out |
@@ -20,6 +21,7 @@
 //! Must not know: HTTP, the engine, timely, the wall clock, where the log's files lie. Nothing outside `queries` and
 //! `pipeline` reaches DataFusion.
 
+mod answers;
 mod catalog;
 pub mod encode;
 mod guards;
@@ -32,6 +34,8 @@ pub mod snapshot;
 pub mod sql;
 pub mod sql_error;
 
+pub use answers::{Caller, Described, PARAMETERS_MAX, Question, SqlAnswers};
+pub use datafusion::common::ScalarValue;
 pub use live_table::{History, HistoryBatches, HistoryError, LiveTables, Older, TableSnapshot, TablesSnapshot};
 pub use ring::TimeRange;
 pub use schema::Topic;

@@ -12,7 +12,9 @@
 use std::{sync::Arc, time::Duration};
 
 use arrow::{array::RecordBatch, datatypes::SchemaRef};
+use async_trait::async_trait;
 use datafusion::{
+    common::{DataFusionError, ScalarValue},
     execution::{
         SessionState, SessionStateBuilder,
         context::{SQLOptions, SessionConfig, SessionContext},
@@ -20,12 +22,19 @@ use datafusion::{
         memory_pool::GreedyMemoryPool,
         runtime_env::RuntimeEnvBuilder,
     },
+    logical_expr::LogicalPlan,
     physical_plan::execute_stream,
 };
 use futures::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{catalog, guards, live_table::LiveTables, sql_error, sql_error::SqlError};
+use crate::{
+    answers::{Caller, Described, PARAMETERS_MAX, Question, SqlAnswers},
+    catalog, guards,
+    live_table::{LiveTables, TablesSnapshot},
+    sql_error,
+    sql_error::SqlError,
+};
 
 /// Queries that may wait for each one that may run.
 pub const WAITING_PER_SLOT: usize = 8;
@@ -119,27 +128,46 @@ impl SqlEngine {
         self.limits.concurrent_max.max(1) - self.running.available_permits()
     }
 
-    /// Answers one statement over the tables as they are when it gets its place.
-    ///
-    /// Errors: every kind of [`SqlError`]. Dropping the future stops the query at its next pause.
+    /// Answers one statement of nobody in particular; see [`SqlAnswers::answer`].
     pub async fn query(&self, sql: &str) -> Result<QueryResult, SqlError> {
-        if sql.len() > self.limits.statement_bytes_max {
-            guards::check_text(sql, self.limits.statement_bytes_max)?;
+        self.answer(Question::new(sql, Caller::new("local"))).await
+    }
+
+    /// Runs `work` for the question on the query runtime, within its time and among the places.
+    async fn run<T, F>(
+        &self,
+        question: Question,
+        work: impl FnOnce(Query, SessionState, TablesSnapshot) -> F + Send,
+    ) -> Result<T, SqlError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, SqlError>> + Send + 'static,
+    {
+        if question.sql.len() > self.limits.statement_bytes_max {
+            guards::check_text(&question.sql, self.limits.statement_bytes_max)?;
+        }
+        if question.parameters.len() > PARAMETERS_MAX {
+            let many = question.parameters.len();
+            return Err(SqlError::Refused(format!("{many} parameters, at most {PARAMETERS_MAX} are allowed")));
         }
         let place = self.place().await?;
+        let share = self.limits.memory_bytes / self.limits.concurrent_max.max(1);
+        let (caller, limits) = (question.caller, self.limits);
+        let timeout = caller.timeout.map_or(limits.timeout, |own| own.min(limits.timeout));
         let query = Query {
-            sql: sql.to_string(),
-            limits: self.limits,
-            memory_bytes: self.limits.memory_bytes / self.limits.concurrent_max.max(1),
+            sql: question.sql,
+            parameters: question.parameters,
+            statement_bytes_max: limits.statement_bytes_max,
+            rows_max: caller.rows_max.map_or(limits.rows_max, |own| own.min(limits.rows_max)),
+            memory_bytes: caller.memory_bytes.map_or(share, |own| own.min(share)),
             place,
         };
-        let (base, snapshot) = (self.base.clone(), self.tables.snapshot());
-        let task = self.runtime.spawn(async move { query.run(base, &snapshot).await });
+        let task = self.runtime.spawn(work(query, self.base.clone(), self.tables.snapshot()));
         let abort = AbortOnDrop(task.abort_handle());
-        let answer = tokio::time::timeout(self.limits.timeout, task).await;
+        let answer = tokio::time::timeout(timeout, task).await;
         drop(abort);
         match answer {
-            Err(_) => Err(SqlError::TimedOut { limit: self.limits.timeout }),
+            Err(_) => Err(SqlError::TimedOut { limit: timeout }),
             Ok(Err(ended)) => Err(SqlError::Execution(format!("the query's task ended early: {ended}"))),
             Ok(Ok(answer)) => answer,
         }
@@ -160,6 +188,18 @@ impl SqlEngine {
     }
 }
 
+#[async_trait]
+impl SqlAnswers for SqlEngine {
+    /// Over the tables as they are when the question gets its place. Errors: every kind of [`SqlError`].
+    async fn answer(&self, question: Question) -> Result<QueryResult, SqlError> {
+        self.run(question, Query::answer).await
+    }
+
+    async fn describe(&self, question: Question) -> Result<Described, SqlError> {
+        self.run(question, Query::describe).await
+    }
+}
+
 /// A client that goes away drops the caller's future; this ends the query too.
 struct AbortOnDrop(tokio::task::AbortHandle);
 
@@ -171,25 +211,44 @@ impl Drop for AbortOnDrop {
 
 struct Query {
     sql: String,
-    limits: SqlLimits,
+    parameters: Vec<ScalarValue>,
+    statement_bytes_max: usize,
+    rows_max: usize,
     memory_bytes: usize,
     /// Given back when the task is over, also after an abort.
     place: OwnedSemaphorePermit,
 }
 
 impl Query {
-    async fn run(self, base: SessionState, snapshot: &crate::TablesSnapshot) -> Result<QueryResult, SqlError> {
-        guards::check_text(&self.sql, self.limits.statement_bytes_max)?;
-        let classify = |error| sql_error::classify(error, self.memory_bytes);
-        let state = self.session(base, snapshot).map_err(classify)?;
+    /// The statement's plan, checked, its parameters still open.
+    async fn plan(&self, state: &SessionState) -> Result<LogicalPlan, SqlError> {
+        guards::check_text(&self.sql, self.statement_bytes_max)?;
         let dialect = state.config().options().sql_parser.dialect;
         let statement = state.sql_to_statement(&self.sql, &dialect).map_err(parse_error)?;
         guards::check_statement(&statement)?;
         let named = guards::tables_named(&statement);
         let plan =
-            state.statement_to_plan(statement).await.map_err(|error| explain_unknown(classify(error), &named))?;
+            state.statement_to_plan(statement).await.map_err(|error| explain_unknown(self.classify(error), &named))?;
         let questions_only = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         questions_only.verify_plan(&plan).map_err(|_| guards::read_only())?;
+        Ok(plan)
+    }
+
+    async fn describe(self, base: SessionState, snapshot: TablesSnapshot) -> Result<Described, SqlError> {
+        let state = self.session(base, &snapshot).map_err(|error| self.classify(error))?;
+        let plan = self.plan(&state).await?;
+        let types = plan.get_parameter_types().map_err(|error| self.classify(error))?;
+        let numbers = types.keys().filter_map(|name| name.strip_prefix('$')?.parse::<usize>().ok());
+        let last = numbers.max().unwrap_or(0).min(PARAMETERS_MAX);
+        let parameters = (1..=last).map(|number| types.get(&format!("${number}")).cloned().flatten()).collect();
+        Ok(Described { schema: Arc::new(plan.schema().as_arrow().clone()), parameters })
+    }
+
+    async fn answer(self, base: SessionState, snapshot: TablesSnapshot) -> Result<QueryResult, SqlError> {
+        let classify = |error| self.classify(error);
+        let state = self.session(base, &snapshot).map_err(classify)?;
+        let plan = self.plan(&state).await?;
+        let plan = plan.with_param_values(self.parameters.clone()).map_err(classify)?;
         let plan = state.create_physical_plan(&plan).await.map_err(classify)?;
         guards::check_joins(&plan)?;
         let schema = plan.schema();
@@ -199,8 +258,8 @@ impl Query {
             let batch = batch.map_err(classify)?;
             rows += batch.num_rows();
             bytes += batch.get_array_memory_size();
-            if rows > self.limits.rows_max {
-                return Err(SqlError::TooManyRows { limit: self.limits.rows_max });
+            if rows > self.rows_max {
+                return Err(SqlError::TooManyRows { limit: self.rows_max });
             }
             // Slices of table chunks count whole chunks, so this bound is on the answer's own size in rows as well.
             if bytes > self.memory_bytes && rows > 0 && own_bytes(&batches, &batch) > self.memory_bytes {
@@ -215,7 +274,11 @@ impl Query {
         Ok(QueryResult { schema, batches })
     }
 
-    fn session(&self, base: SessionState, snapshot: &crate::TablesSnapshot) -> datafusion::error::Result<SessionState> {
+    fn classify(&self, error: DataFusionError) -> SqlError {
+        sql_error::classify(error, self.memory_bytes)
+    }
+
+    fn session(&self, base: SessionState, snapshot: &TablesSnapshot) -> datafusion::error::Result<SessionState> {
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(Arc::new(GreedyMemoryPool::new(self.memory_bytes)))
             .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
@@ -238,7 +301,7 @@ fn own_bytes(batches: &[RecordBatch], last: &RecordBatch) -> usize {
 }
 
 /// Whatever fails before there is a statement is a matter of syntax.
-fn parse_error(error: datafusion::error::DataFusionError) -> SqlError {
+fn parse_error(error: DataFusionError) -> SqlError {
     match sql_error::classify(error, 0) {
         SqlError::Plan(words) | SqlError::Execution(words) => SqlError::Parse(words),
         other => other,
