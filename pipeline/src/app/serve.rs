@@ -287,7 +287,7 @@ fn router(
         writing: Mutex::new(()),
     };
     let rest = Router::new()
-        .merge(sql_routes::routes(Arc::new(SqlDoor { engine, keys: keys() })))
+        .merge(sql_routes::routes(Arc::new(SqlDoor { answers: engine, keys: keys() })))
         .merge(explain::routes(Arc::new(explain)))
         .merge(snapshot_routes::routes(Arc::new(snapshots)))
         .merge(live::routes(Arc::new(live::LiveDoor { keys: keys(), events })))

@@ -13,15 +13,15 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use queries::{SqlEngine, SqlError, encode};
+use queries::{Caller, Question, SqlAnswers, SqlError, encode};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::gateway::auth::Keys;
+use crate::gateway::auth::{Keys, Tenant};
 
 /// What the route needs.
 pub struct SqlDoor {
-    pub engine: Arc<SqlEngine>,
+    pub answers: Arc<dyn SqlAnswers>,
     pub keys: Keys,
 }
 
@@ -35,10 +35,16 @@ pub fn routes(door: Arc<SqlDoor>) -> Router {
     Router::new().route("/sql", post(sql)).with_state(door)
 }
 
+/// Who asks, for SQL: a tenant with its limits.
+pub(super) fn caller(tenant: &Tenant) -> Caller {
+    Caller::new(tenant.name.clone())
+}
+
 async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) -> Response {
-    if let Err(error) = door.keys.tenant(&headers) {
-        return error.into_response();
-    }
+    let tenant = match door.keys.tenant(&headers) {
+        Ok(tenant) => tenant,
+        Err(error) => return error.into_response(),
+    };
     let request: SqlRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
         Err(error) => {
@@ -47,7 +53,7 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
         }
     };
     let started = std::time::Instant::now();
-    let answer = match door.engine.query(&request.query).await {
+    let answer = match door.answers.answer(Question::new(request.query, caller(&tenant))).await {
         Ok(answer) => answer,
         Err(error) => return sql_error(&error),
     };
