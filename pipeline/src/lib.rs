@@ -23,3 +23,9 @@ pub mod proto {
     #![allow(missing_docs, clippy::all, unused_results, rust_2018_idioms)]
     tonic::include_proto!("evenkeel.worker.v1");
 }
+
+/// Code generated from `proto/query.proto`.
+pub mod query_proto {
+    #![allow(missing_docs, clippy::all, unused_results, rust_2018_idioms)]
+    tonic::include_proto!("evenkeel.query.v1");
+}

@@ -42,12 +42,14 @@ pub struct Caller {
     pub memory_bytes: Option<usize>,
     /// Rows of one answer.
     pub rows_max: Option<usize>,
+    /// Statements at once, running and waiting together.
+    pub concurrent_max: Option<usize>,
 }
 
 impl Caller {
     /// A caller with the engine's limits.
     pub fn new(name: impl Into<String>) -> Caller {
-        Caller { name: name.into(), timeout: None, memory_bytes: None, rows_max: None }
+        Caller { name: name.into(), timeout: None, memory_bytes: None, rows_max: None, concurrent_max: None }
     }
 }
 

@@ -1,29 +1,20 @@
-//! What is refused: before parsing (size, number of terms), after parsing (kinds of statement, number of tables), after
-//! planning (joins that cannot be stopped), and functions that are taken away (SPEC E2; DESIGN §6).
+//! What is refused: before parsing (size, number of terms), after parsing (kinds of statement, number of tables); writes once more in the
+//! plan, by the engine (SPEC E2; DESIGN §6).
 //!
-//! Why: a running operator is stopped only at its next pause, so a nested-loop join over large tables would hold its
-//! thread for minutes; planning is quadratic in the number of terms, and deep chains overflow stacks; scalar functions
-//! build strings and lists outside the memory pool. This bounds one statement's harm; what remains (nested `concat` over
-//! sub-selects, skewed hash joins) is bounded by the query's own process or, in `serve`, by who may ask.
-//! Cost: O(length of the statement) and O(nodes of the plan).
+//! Only what costs much to plan is refused by its size: planning is quadratic in the number of terms, and deep chains overflow stacks.
+//! What may run for long or fill memory outside the memory pool (joins without an equality, `repeat`) is not: outside SQL runs in a
+//! process of its own, with an address space of its own, that is ended when a query does not stop.
+//! Cost: O(length of the statement).
 
-use std::{collections::HashSet, ops::ControlFlow, sync::Arc};
+use std::{collections::HashSet, ops::ControlFlow};
 
-use datafusion::{
-    common::stats::Precision,
-    physical_plan::{
-        ExecutionPlan,
-        statistics::{StatisticsArgs, StatisticsContext},
-    },
-    prelude::SessionContext,
-    sql::{
-        parser::Statement,
-        sqlparser::{
-            ast::{self, visit_relations},
-            dialect::GenericDialect,
-            keywords::Keyword,
-            tokenizer::{Token, Tokenizer},
-        },
+use datafusion::sql::{
+    parser::Statement,
+    sqlparser::{
+        ast::{self, visit_relations},
+        dialect::GenericDialect,
+        keywords::Keyword,
+        tokenizer::{Token, Tokenizer},
     },
 };
 
@@ -33,28 +24,20 @@ use crate::sql_error::SqlError;
 const TERMS_MAX: usize = 500;
 /// Most tables named in a statement.
 const TABLES_MAX: usize = 32;
-/// Most pairs of rows that a join without an equality may look at.
-const PAIRS_MAX: usize = 10_000_000;
 
-/// Functions whose result grows without bound from short arguments, outside the memory pool.
-const FUNCTIONS_REMOVED: [&str; 9] =
-    ["repeat", "lpad", "rpad", "replace", "regexp_replace", "array_repeat", "array_resize", "range", "generate_series"];
-
-/// Takes the functions away that could fill memory.
-pub(crate) fn remove_functions(context: &SessionContext) {
-    for name in FUNCTIONS_REMOVED {
-        context.deregister_udf(name);
+/// Refuses a statement that is too long to be looked at.
+pub(crate) fn check_length(sql: &str, bytes_max: usize) -> Result<(), SqlError> {
+    if sql.len() <= bytes_max {
+        return Ok(());
     }
+    let bytes = sql.len();
+    Err(SqlError::Refused(format!(
+        "the statement has {bytes} bytes, at most {bytes_max} are allowed (sql.statement_bytes_max)"
+    )))
 }
 
 /// Refuses a statement by its text.
-pub(crate) fn check_text(sql: &str, bytes_max: usize) -> Result<(), SqlError> {
-    if sql.len() > bytes_max {
-        let bytes = sql.len();
-        return Err(SqlError::Refused(format!(
-            "the statement has {bytes} bytes, at most {bytes_max} are allowed (sql.statement_bytes_max)"
-        )));
-    }
+pub(crate) fn check_text(sql: &str) -> Result<(), SqlError> {
     let tokens =
         Tokenizer::new(&GenericDialect {}, sql).tokenize().map_err(|error| SqlError::Parse(error.to_string()))?;
     let terms = tokens.iter().filter(|token| is_term(token)).count();
@@ -166,47 +149,4 @@ fn collect_definitions(statement: &ast::Statement, defined: &mut HashSet<String>
         }
     }
     let _ = ast::Visit::visit(statement, &mut Definitions(defined));
-}
-
-/// Refuses joins without an equality unless both sides are known to be small: aborting does not stop them.
-pub(crate) fn check_joins(plan: &Arc<dyn ExecutionPlan>) -> Result<(), SqlError> {
-    let quadratic = matches!(plan.name(), "NestedLoopJoinExec" | "CrossJoinExec" | "PiecewiseMergeJoinExec");
-    if quadratic {
-        let pairs =
-            plan.children().iter().try_fold(1usize, |pairs, side| Some(pairs.saturating_mul(rows_at_most(side)?)));
-        if pairs.is_none_or(|pairs| pairs > PAIRS_MAX) {
-            return Err(SqlError::Refused(format!(
-                "a join without an equality compares every row with every row, and here that may be more than {PAIRS_MAX} \
-                 pairs; join ON an equality, or aggregate both sides first"
-            )));
-        }
-    }
-    plan.children().into_iter().try_for_each(check_joins)
-}
-
-/// Upper bound of a plan's rows if one is known. Only operators are followed that never have more rows than their input.
-fn rows_at_most(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
-    let statistics = StatisticsContext::new().compute(plan.as_ref(), &StatisticsArgs::new()).ok()?;
-    match (plan.name(), statistics.num_rows) {
-        (_, Precision::Exact(rows)) => Some(rows),
-        ("DataSourceExec" | "UnionExec" | "GlobalLimitExec" | "LocalLimitExec", rows) => rows.get_value().copied(),
-        (
-            "FilterExec"
-            | "AggregateExec"
-            | "SortExec"
-            | "ProjectionExec"
-            | "CoalescePartitionsExec"
-            | "CoalesceBatchesExec"
-            | "CooperativeExec"
-            | "RepartitionExec"
-            | "SortPreservingMergeExec"
-            | "BoundedWindowAggExec"
-            | "WindowAggExec",
-            _,
-        ) => {
-            // An aggregate over no rows still gives one.
-            plan.children().into_iter().next().and_then(rows_at_most).map(|rows| rows.max(1))
-        }
-        _ => None,
-    }
 }

@@ -13,7 +13,9 @@
 //! | `catalog` | tables of one snapshot under their names, and `column_comments` |
 //! | `answers` | what every door asks of SQL: a statement of a caller in, an answer out |
 //! | `sql` | the read-only engine with its limits |
-//! | `guards` | what is refused before and after planning |
+//! | `places` | who runs, who waits, and who was left and has not stopped |
+//! | `plain` | DataFusion called directly, which the engine is measured against |
+//! | `guards` | what is refused before planning |
 //! | `sql_error` | typed refusals and faults, with the way out |
 //! | `encode` | answers as JSON, CSV, Arrow IPC |
 //! | `snapshot` | tables as Arrow and Parquet files |
@@ -27,6 +29,8 @@ pub mod encode;
 mod guards;
 pub mod live_table;
 mod nested;
+mod places;
+pub mod plain;
 mod provider;
 pub mod ring;
 pub mod schema;
@@ -40,4 +44,4 @@ pub use live_table::{History, HistoryBatches, HistoryError, LiveTables, Older, T
 pub use ring::TimeRange;
 pub use schema::Topic;
 pub use sql::{QueryResult, SqlEngine, SqlLimits, query_runtime};
-pub use sql_error::SqlError;
+pub use sql_error::{LimitOf, SqlError};

@@ -62,6 +62,7 @@ pub struct TableSnapshot {
     chunks: Vec<Arc<Chunk>>,
     rows: usize,
     first_row: u64,
+    next_row: u64,
     history: Option<Arc<dyn History>>,
 }
 
@@ -82,6 +83,11 @@ impl TableSnapshot {
     /// Number of the oldest row in memory, of the next row if there is none.
     pub fn first_row(&self) -> u64 {
         self.first_row
+    }
+
+    /// Number that the next row gets.
+    pub fn next_row(&self) -> u64 {
+        self.next_row
     }
 
     pub fn chunks(&self) -> &[Arc<Chunk>] {
@@ -219,6 +225,7 @@ fn freeze(topic: Topic, ring: &Ring, history: Option<Arc<dyn History>>) -> Table
         chunks: ring.chunks().cloned().collect(),
         rows: ring.rows(),
         first_row: ring.first_row(),
+        next_row: ring.next_row(),
         history,
     }
 }

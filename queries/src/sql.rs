@@ -19,27 +19,26 @@ use datafusion::{
         SessionState, SessionStateBuilder,
         context::{SQLOptions, SessionConfig, SessionContext},
         disk_manager::{DiskManagerBuilder, DiskManagerMode},
-        memory_pool::GreedyMemoryPool,
         runtime_env::RuntimeEnvBuilder,
     },
     logical_expr::LogicalPlan,
     physical_plan::execute_stream,
 };
 use futures::StreamExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     answers::{Caller, Described, PARAMETERS_MAX, Question, SqlAnswers},
     catalog, guards,
     live_table::{LiveTables, TablesSnapshot},
+    places::{Leave, Place, PlacedPool, Places},
     sql_error,
-    sql_error::SqlError,
+    sql_error::{LimitOf, SqlError},
 };
 
-/// Queries that may wait for each one that may run.
-pub const WAITING_PER_SLOT: usize = 8;
+pub use crate::places::WAITING_PER_SLOT;
+
 /// Stack of a query thread. Deep expressions recurse while they are planned; see `guards`.
-const STACK_BYTES: usize = 64 << 20;
+pub const STACK_BYTES: usize = 64 << 20;
 const CATALOG: &str = "evenkeel";
 const SCHEMA: &str = "public";
 
@@ -56,6 +55,13 @@ pub struct SqlLimits {
     pub statement_bytes_max: usize,
     /// Queries that run at once; at least 1.
     pub concurrent_max: usize,
+}
+
+impl SqlLimits {
+    /// Refuses a statement that is too long to be looked at.
+    pub fn check_length(&self, sql: &str) -> Result<(), SqlError> {
+        guards::check_length(sql, self.statement_bytes_max)
+    }
 }
 
 /// An answer.
@@ -88,8 +94,7 @@ pub struct SqlEngine {
     /// Functions and rules, without tables: a query adds those of its snapshot.
     base: SessionState,
     runtime: tokio::runtime::Handle,
-    running: Arc<Semaphore>,
-    waiting: Arc<Semaphore>,
+    places: Places,
 }
 
 impl std::fmt::Debug for SqlEngine {
@@ -107,16 +112,8 @@ impl SqlEngine {
             .with_default_catalog_and_schema(CATALOG, SCHEMA)
             .with_create_default_catalog_and_schema(false);
         let context = SessionContext::new_with_config(config);
-        guards::remove_functions(&context);
-        let concurrent = limits.concurrent_max.max(1);
-        SqlEngine {
-            limits,
-            tables,
-            base: context.state(),
-            runtime,
-            running: Arc::new(Semaphore::new(concurrent)),
-            waiting: Arc::new(Semaphore::new(concurrent * WAITING_PER_SLOT)),
-        }
+        let places = Places::new(limits.concurrent_max);
+        SqlEngine { limits, tables, base: context.state(), runtime, places }
     }
 
     pub fn limits(&self) -> &SqlLimits {
@@ -125,7 +122,12 @@ impl SqlEngine {
 
     /// Queries running now, those past their time that have not stopped included.
     pub fn running(&self) -> usize {
-        self.limits.concurrent_max.max(1) - self.running.available_permits()
+        self.places.running()
+    }
+
+    /// Numbers of the queries that nobody waits for any more and that have not stopped. A number is never used again.
+    pub fn left(&self) -> Vec<u64> {
+        self.places.left()
     }
 
     /// Answers one statement of nobody in particular; see [`SqlAnswers::answer`].
@@ -143,48 +145,40 @@ impl SqlEngine {
         T: Send + 'static,
         F: Future<Output = Result<T, SqlError>> + Send + 'static,
     {
-        if question.sql.len() > self.limits.statement_bytes_max {
-            guards::check_text(&question.sql, self.limits.statement_bytes_max)?;
-        }
+        self.limits.check_length(&question.sql)?;
         if question.parameters.len() > PARAMETERS_MAX {
             let many = question.parameters.len();
             return Err(SqlError::Refused(format!("{many} parameters, at most {PARAMETERS_MAX} are allowed")));
         }
-        let place = self.place().await?;
-        let share = self.limits.memory_bytes / self.limits.concurrent_max.max(1);
         let (caller, limits) = (question.caller, self.limits);
-        let timeout = caller.timeout.map_or(limits.timeout, |own| own.min(limits.timeout));
+        let place = Arc::new(self.places.take(&caller, limits.timeout).await?);
+        let share = limits.memory_bytes / limits.concurrent_max.max(1);
+        let (timeout, of) = narrower(limits.timeout, caller.timeout);
+        let leave = place.leave();
         let query = Query {
             sql: question.sql,
             parameters: question.parameters,
-            statement_bytes_max: limits.statement_bytes_max,
-            rows_max: caller.rows_max.map_or(limits.rows_max, |own| own.min(limits.rows_max)),
-            memory_bytes: caller.memory_bytes.map_or(share, |own| own.min(share)),
+            rows_max: narrower(limits.rows_max, caller.rows_max),
+            memory: narrower(share, caller.memory_bytes),
             place,
         };
         let task = self.runtime.spawn(work(query, self.base.clone(), self.tables.snapshot()));
-        let abort = AbortOnDrop(task.abort_handle());
+        let stop = StopOnDrop(task.abort_handle(), leave);
         let answer = tokio::time::timeout(timeout, task).await;
-        drop(abort);
+        drop(stop);
         match answer {
-            Err(_) => Err(SqlError::TimedOut { limit: timeout }),
+            Err(_) => Err(SqlError::TimedOut { limit: timeout, of }),
             Ok(Err(ended)) => Err(SqlError::Execution(format!("the query's task ended early: {ended}"))),
             Ok(Ok(answer)) => answer,
         }
     }
+}
 
-    /// A place among the running queries, after a bounded wait in a bounded queue.
-    async fn place(&self) -> Result<OwnedSemaphorePermit, SqlError> {
-        if let Ok(place) = self.running.clone().try_acquire_owned() {
-            return Ok(place);
-        }
-        let most = self.limits.concurrent_max.max(1) * WAITING_PER_SLOT;
-        let busy = || SqlError::Busy { running: self.running(), waiting: most - self.waiting.available_permits() };
-        let _waiting = self.waiting.try_acquire().map_err(|_| busy())?;
-        match tokio::time::timeout(self.limits.timeout, self.running.clone().acquire_owned()).await {
-            Ok(Ok(place)) => Ok(place),
-            Ok(Err(_)) | Err(_) => Err(busy()),
-        }
+/// The narrower of the engine's and the caller's own limit, and whose it is.
+fn narrower<T: PartialOrd>(engine: T, own: Option<T>) -> (T, LimitOf) {
+    match own {
+        Some(own) if own < engine => (own, LimitOf::Key),
+        _ => (engine, LimitOf::Server),
     }
 }
 
@@ -200,11 +194,12 @@ impl SqlAnswers for SqlEngine {
     }
 }
 
-/// A client that goes away drops the caller's future; this ends the query too.
-struct AbortOnDrop(tokio::task::AbortHandle);
+/// A client that goes away drops the caller's future, as does the end of its time; this ends the query too.
+struct StopOnDrop(tokio::task::AbortHandle, Leave);
 
-impl Drop for AbortOnDrop {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
+        self.1.now();
         self.0.abort();
     }
 }
@@ -212,17 +207,15 @@ impl Drop for AbortOnDrop {
 struct Query {
     sql: String,
     parameters: Vec<ScalarValue>,
-    statement_bytes_max: usize,
-    rows_max: usize,
-    memory_bytes: usize,
-    /// Given back when the task is over, also after an abort.
-    place: OwnedSemaphorePermit,
+    rows_max: (usize, LimitOf),
+    memory: (usize, LimitOf),
+    place: Arc<Place>,
 }
 
 impl Query {
     /// The statement's plan, checked, its parameters still open.
     async fn plan(&self, state: &SessionState) -> Result<LogicalPlan, SqlError> {
-        guards::check_text(&self.sql, self.statement_bytes_max)?;
+        guards::check_text(&self.sql)?;
         let dialect = state.config().options().sql_parser.dialect;
         let statement = state.sql_to_statement(&self.sql, &dialect).map_err(parse_error)?;
         guards::check_statement(&statement)?;
@@ -250,37 +243,36 @@ impl Query {
         let plan = self.plan(&state).await?;
         let plan = plan.with_param_values(self.parameters.clone()).map_err(classify)?;
         let plan = state.create_physical_plan(&plan).await.map_err(classify)?;
-        guards::check_joins(&plan)?;
         let schema = plan.schema();
         let mut stream = execute_stream(plan, state.task_ctx()).map_err(classify)?;
+        let ((rows_max, rows_of), (bytes_max, bytes_of)) = (self.rows_max, self.memory);
         let (mut batches, mut rows, mut bytes) = (Vec::new(), 0, 0);
         while let Some(batch) = stream.next().await {
             let batch = batch.map_err(classify)?;
             rows += batch.num_rows();
             bytes += batch.get_array_memory_size();
-            if rows > self.rows_max {
-                return Err(SqlError::TooManyRows { limit: self.rows_max });
+            if rows > rows_max {
+                return Err(SqlError::TooManyRows { limit: rows_max, of: rows_of });
             }
             // Slices of table chunks count whole chunks, so this bound is on the answer's own size in rows as well.
-            if bytes > self.memory_bytes && rows > 0 && own_bytes(&batches, &batch) > self.memory_bytes {
+            if bytes > bytes_max && rows > 0 && own_bytes(&batches, &batch) > bytes_max {
                 let detail = format!("the answer alone has {bytes} bytes after {rows} rows");
-                return Err(SqlError::OutOfMemory { limit_bytes: self.memory_bytes, detail });
+                return Err(SqlError::OutOfMemory { limit_bytes: bytes_max, of: bytes_of, detail });
             }
             if batch.num_rows() > 0 {
                 batches.push(batch);
             }
         }
-        drop(self.place);
         Ok(QueryResult { schema, batches })
     }
 
     fn classify(&self, error: DataFusionError) -> SqlError {
-        sql_error::classify(error, self.memory_bytes)
+        sql_error::classify(error, self.memory)
     }
 
     fn session(&self, base: SessionState, snapshot: &TablesSnapshot) -> datafusion::error::Result<SessionState> {
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(GreedyMemoryPool::new(self.memory_bytes)))
+            .with_memory_pool(Arc::new(PlacedPool::new(self.memory.0, self.place.clone())))
             .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
             .build_arc()?;
         let state = SessionStateBuilder::new_from_existing(base)
@@ -302,7 +294,7 @@ fn own_bytes(batches: &[RecordBatch], last: &RecordBatch) -> usize {
 
 /// Whatever fails before there is a statement is a matter of syntax.
 fn parse_error(error: DataFusionError) -> SqlError {
-    match sql_error::classify(error, 0) {
+    match sql_error::classify(error, (0, LimitOf::Server)) {
         SqlError::Plan(words) | SqlError::Execution(words) => SqlError::Parse(words),
         other => other,
     }

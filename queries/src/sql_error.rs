@@ -1,9 +1,34 @@
 //! Why a query was not answered, typed, with the way out in words (SPEC E2; DESIGN §7 rule 6).
 
 use datafusion::error::DataFusionError;
+use serde::{Deserialize, Serialize};
+
+/// Whose limit was reached: the server's, or the narrower one of the caller's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LimitOf {
+    Server,
+    Key,
+}
+
+impl LimitOf {
+    /// Where the limit stands in the configuration.
+    fn field(self, name: &str) -> String {
+        match self {
+            LimitOf::Server => format!("sql.{name}"),
+            LimitOf::Key => format!("server.keys.sql.{name}"),
+        }
+    }
+
+    fn memory_field(self) -> String {
+        match self {
+            LimitOf::Server => "sql.memory_max / sql.concurrent_max".into(),
+            LimitOf::Key => self.field("memory_max"),
+        }
+    }
+}
 
 /// Why a query was not answered. `code()` is stable and goes into responses and metrics.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum SqlError {
     /// The statement is one that this endpoint never runs.
     #[error("refused: {0}")]
@@ -16,20 +41,26 @@ pub enum SqlError {
     Plan(String),
     #[error(
         "the query ran longer than {limit:?} and was stopped; narrow it by time (WHERE at > now() - INTERVAL '5 minutes') \
-         or raise sql.timeout"
+         or raise {}", .of.field("timeout")
     )]
-    TimedOut { limit: std::time::Duration },
+    TimedOut { limit: std::time::Duration, of: LimitOf },
     #[error(
-        "the answer has more than {limit} rows; add LIMIT, aggregate, or narrow it by time (the limit is sql.rows_max); \
-         whole tables are exported as snapshots"
+        "the answer has more than {limit} rows; add LIMIT, aggregate, or narrow it by time (the limit is {}); \
+         whole tables are exported as snapshots", .of.field("rows_max")
     )]
-    TooManyRows { limit: usize },
-    #[error(
-        "the query needs more memory than its share of {limit_bytes} bytes (sql.memory_max / sql.concurrent_max): {detail}"
-    )]
-    OutOfMemory { limit_bytes: usize, detail: String },
+    TooManyRows { limit: usize, of: LimitOf },
+    #[error("the query needs more memory than its share of {limit_bytes} bytes ({}): {detail}", .of.memory_field())]
+    OutOfMemory { limit_bytes: usize, of: LimitOf, detail: String },
     #[error("{running} queries are running and {waiting} wait; try again shortly")]
     Busy { running: usize, waiting: usize },
+    #[error(
+        "{caller} has {limit} queries running or waiting, as many as its key allows (server.keys.sql.concurrent_max); try \
+         again when one has ended"
+    )]
+    CallerBusy { caller: String, limit: usize },
+    /// The process that answers SQL has ended, whoever's fault that was, or is not ready again yet.
+    #[error("the SQL engine is being started again: {0}; try again in a second")]
+    EngineRestarted(String),
     /// The query failed while running, for instance on a division by zero.
     #[error("the query failed: {0}")]
     Execution(String),
@@ -46,18 +77,31 @@ impl SqlError {
             SqlError::TooManyRows { .. } => "too_many_rows",
             SqlError::OutOfMemory { .. } => "out_of_memory",
             SqlError::Busy { .. } => "busy",
+            SqlError::CallerBusy { .. } => "caller_busy",
+            SqlError::EngineRestarted(_) => "sql_engine_restarted",
             SqlError::Execution(_) => "execution",
         }
     }
 
     /// Whether the same statement may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, SqlError::Busy { .. } | SqlError::TimedOut { .. } | SqlError::OutOfMemory { .. })
+        match self {
+            SqlError::Busy { .. }
+            | SqlError::CallerBusy { .. }
+            | SqlError::EngineRestarted(_)
+            | SqlError::TimedOut { .. }
+            | SqlError::OutOfMemory { .. } => true,
+            SqlError::Refused(_)
+            | SqlError::Parse(_)
+            | SqlError::Plan(_)
+            | SqlError::TooManyRows { .. }
+            | SqlError::Execution(_) => false,
+        }
     }
 }
 
-/// Sorts DataFusion's errors. `memory_bytes` is the pool that the query had.
-pub(crate) fn classify(error: DataFusionError, memory_bytes: usize) -> SqlError {
+/// Sorts DataFusion's errors. `memory` is the pool that the query had.
+pub(crate) fn classify(error: DataFusionError, (limit_bytes, of): (usize, LimitOf)) -> SqlError {
     let root = error.find_root();
     let words = root.message().trim().to_string();
     match root {
@@ -65,7 +109,7 @@ pub(crate) fn classify(error: DataFusionError, memory_bytes: usize) -> SqlError 
         DataFusionError::Plan(_) | DataFusionError::SchemaError(..) | DataFusionError::NotImplemented(_) => {
             SqlError::Plan(words)
         }
-        DataFusionError::ResourcesExhausted(_) => SqlError::OutOfMemory { limit_bytes: memory_bytes, detail: words },
+        DataFusionError::ResourcesExhausted(_) => SqlError::OutOfMemory { limit_bytes, of, detail: words },
         _ => SqlError::Execution(words),
     }
 }

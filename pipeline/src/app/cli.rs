@@ -7,6 +7,7 @@ use clap_complete::Shell;
 
 use super::{
     bench, calibrate, doctor, examples, prompt, quality,
+    query_worker::{self, QueryWorkerOptions},
     remote::{self, Server},
     serve, top,
 };
@@ -40,6 +41,9 @@ enum Command {
     /// The body of such a process (started by `serve` and `dataflow`)
     #[command(hide = true)]
     DataflowProcess,
+    /// Answers SQL (started by `serve`)
+    #[command(hide = true)]
+    QueryWorker(QueryWorkerOptions),
     /// Fetch and list model files
     #[command(subcommand, after_help = examples::MODELS)]
     Models(Models),
@@ -157,6 +161,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Worker(options) => Ok(worker::process::run(options)?),
         Command::Dataflow(options) => dataflow::cluster::keep(&options),
         Command::DataflowProcess => Ok(dataflow::cluster::run_process()?),
+        Command::QueryWorker(options) => Ok(query_worker::process::run(&options)?),
         Command::Models(Models::Pull { name, from }) => {
             let config = config::load(None, Overrides::default())?;
             let entry = Catalogue::embedded().find(&name)?;

@@ -9,6 +9,7 @@
 //! | `text` | tokenizer and chat template of the model served |
 //! | `http` | connections: limits, slow clients, graceful end |
 //! | `sql_routes`, `snapshot_routes` | `POST /sql`, `/snapshots` |
+//! | `query_worker` | SQL from outside in a process of its own: bounds, feed, restarts |
 //! | `explain` | `GET /v1/requests/{id}/explain`: why a request went as it did |
 //! | `shadow` | policies on the live stream that decide and do not act |
 //! | `traces` | spans of requests for an OTLP collector |
@@ -50,6 +51,7 @@ mod plan_book;
 mod plant_metrics;
 pub mod prompt;
 mod quality;
+pub mod query_worker;
 pub mod remote;
 mod row_metrics;
 pub mod serve;

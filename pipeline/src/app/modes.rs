@@ -1,6 +1,6 @@
 //! In which mode each part works, and what is done while that is not its normal one (SPEC X5, DESIGN §7 rule 10).
 //!
-//! [`Watch`] looks at views, workers, their telemetry and the log every [`LOOK_INTERVAL`]; a change is a row of `modes`, what is
+//! [`Watch`] looks at views, workers, their telemetry, the log and the process for SQL every [`LOOK_INTERVAL`]; a change is a row of `modes`, what is
 //! so now is in `/metrics` (`evenkeel_mode_degraded`). It decides nothing: the branches are taken by who reads the same
 //! signals, as `docs/operations.md` lists. Invariant: the newest row of a part is its mode, to within one look. Cost: one pass
 //! over the instances a look. State: a mode a part, and when each instance became busy.
@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 
-use super::glue::Views;
+use super::{glue::Views, query_worker::SqlCounters};
 use crate::{
     bus::{Bus, LogState},
     gateway::{
@@ -85,6 +85,13 @@ fn of_log(state: LogState) -> Mode {
     }
 }
 
+fn of_sql(up: u64) -> Mode {
+    match up {
+        0 => lesser("restarting", "queries wait for the next process, at most `sql.timeout`; nothing else does"),
+        _ => normal("answering"),
+    }
+}
+
 const REPORTING: Mode = normal("reporting");
 const UNREPORTED: Mode = lesser("unreported", "leases stand for its load, and the default rates for its speed");
 const SILENT: Mode = lesser("silent", "leases stand for its load; what was learnt of its speed is kept");
@@ -97,13 +104,14 @@ pub struct Watch {
     bus: Bus,
     views: Arc<Views>,
     modes: Modes,
+    sql: Arc<SqlCounters>,
     /// Since when each incarnation has had requests, without a pause.
     busy: BTreeMap<(u32, u64), Micros>,
 }
 
 impl Watch {
-    pub fn new(bus: Bus, views: Arc<Views>, modes: Modes) -> Self {
-        Self { bus, views, modes, busy: BTreeMap::new() }
+    pub fn new((bus, views): (Bus, Arc<Views>), sql: Arc<SqlCounters>, modes: Modes) -> Self {
+        Self { bus, views, modes, sql, busy: BTreeMap::new() }
     }
 
     /// Looks until the bus stops.
@@ -128,6 +136,7 @@ impl Watch {
         let mut modes = BTreeMap::from([
             (part("views", ""), of_views(self.views.cluster(now).mode)),
             (part("log", ""), of_log(self.bus.counters().log_state)),
+            (part("sql", ""), of_sql(self.sql.up.get())),
         ]);
         let entries = self.views.directory.load();
         self.busy.retain(|known, _| entries.iter().any(|entry| (entry.id.0, entry.epoch.0) == *known));
@@ -274,6 +283,7 @@ mod tests {
         let logs = [LogState::Off, LogState::Healthy, LogState::Faulted];
         let all = views.map(of_views).into_iter().chain(workers.map(of_worker)).chain(logs.map(of_log));
         let guide = include_str!("../../../docs/operations.md");
+        let all = all.chain([0, 1].map(of_sql));
         for mode in all.chain([REPORTING, UNREPORTED, SILENT]).filter(|mode| mode.is_degraded) {
             let line =
                 guide.lines().find(|line| line.contains(&format!("`{}`", mode.name)) && line.contains(mode.branch));

@@ -8,7 +8,7 @@ use std::{io::Write, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::{Router, extract::DefaultBodyLimit};
 use futures::future::join_all;
-use queries::{LiveTables, SqlEngine, SqlLimits, query_runtime};
+use queries::{LiveTables, SqlAnswers, SqlEngine, query_runtime};
 use tokio::{
     net::TcpListener,
     runtime::{Builder, Runtime},
@@ -24,7 +24,9 @@ use super::{
     glue::{BusSink, Views, WallClock},
     http, live,
     loaded::Loaded,
-    modes, page, row_metrics,
+    modes, page,
+    query_worker::{Keeper, KeeperSetup, QueryWorkerOptions},
+    row_metrics,
     shadow::{self, Outlet, ShadowSink, Told},
     snapshot_routes::{self, SnapshotDoor},
     sql_routes::{self, SqlDoor},
@@ -52,6 +54,8 @@ use crate::{
 
 /// How long the last spans may take at the end.
 const SPANS_WAIT: Duration = Duration::from_secs(2);
+/// Threads for the server's own statements, which are few and short.
+const OWN_SQL_THREADS: usize = 2;
 
 /// Runs until a signal.
 pub fn run(config: Config) -> anyhow::Result<()> {
@@ -60,10 +64,11 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let main = Builder::new_multi_thread().thread_name("http").enable_all().build()?;
     let ingest = Builder::new_multi_thread().worker_threads(1).thread_name("ingest").enable_all().build()?;
     let text_jobs = Builder::new_multi_thread().worker_threads(1).thread_name("text").build()?;
-    let sql = query_runtime(config.sql.concurrent_max.clamp(1, 4))?;
-    let runtimes = Runtimes { main, ingest, text_jobs, sql };
+    let own_sql = query_runtime(OWN_SQL_THREADS)?;
+    let sql = Builder::new_multi_thread().worker_threads(1).thread_name("sql-door").enable_all().build()?;
+    let runtimes = Runtimes { main, ingest, text_jobs, own_sql, sql };
     let result = serve(&config, models, &runtimes);
-    for runtime in [runtimes.main, runtimes.ingest, runtimes.text_jobs, runtimes.sql] {
+    for runtime in [runtimes.main, runtimes.ingest, runtimes.text_jobs, runtimes.own_sql, runtimes.sql] {
         runtime.shutdown_timeout(Duration::from_secs(1));
     }
     result
@@ -73,6 +78,9 @@ struct Runtimes {
     main: Runtime,
     ingest: Runtime,
     text_jobs: Runtime,
+    /// The server's own statements.
+    own_sql: Runtime,
+    /// What goes to and comes from the process for SQL.
     sql: Runtime,
 }
 
@@ -150,7 +158,9 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let own_models = deps.models.names().into_iter().map(String::from).collect();
     let gateway = Gateway::with_foreign(deps, foreign.clone());
     let modes = modes::Modes::default();
-    let watch = modes::Watch::new(plant.bus.clone(), plant.views.clone(), modes.clone());
+    let sql = keep_sql(config, plant, runtimes)?;
+    super::query_worker::register(&metrics, sql.counters());
+    let watch = modes::Watch::new((plant.bus.clone(), plant.views.clone()), sql.counters(), modes.clone());
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
     let tasks = [
         tokio::spawn(tick(gateway.clone())),
@@ -171,7 +181,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let (directory, sink) = (plant.directory.clone(), Arc::new(BusSink(plant.bus.clone())));
     let keeping = ForeignPlant { models: foreign, directory, instances: sink.clone(), events: sink, own_models };
     let keepers = ForeignKeepers::start(&config.foreign, first, &keeping);
-    let router = router(config, gateway, plant, (runtimes, live_events))?;
+    let router = router(config, gateway, plant, (runtimes, live_events, sql.answers()))?;
     announce(address, flight_address, config);
     let server = tokio::spawn({
         let (stop, config) = (stop.clone(), config.server.clone());
@@ -187,10 +197,19 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     if let Some(sending) = sending {
         let _ = tokio::time::timeout(SPANS_WAIT, sending).await;
     }
+    sql.stop().await;
     keepers.stop().await;
     join_all(supervisors.into_iter().map(Supervisor::stop)).await;
     tasks.into_iter().for_each(|task| task.abort());
     Ok(())
+}
+
+/// Starts the process that answers SQL from outside.
+fn keep_sql(config: &Config, plant: &Plant, runtimes: &Runtimes) -> anyhow::Result<Keeper> {
+    let source = (plant.bus.clone(), plant.tables.clone(), Arc::new(|| WallClock.now()) as BusClock);
+    let setup = KeeperSetup::own(&QueryWorkerOptions::new(config), config.sql.stop_grace, source)?;
+    let _guard = runtimes.sql.enter();
+    Ok(Keeper::start(setup))
 }
 
 /// Starts each model's workers; their numbers go on from model to model.
@@ -261,19 +280,12 @@ fn router(
     config: &Config,
     gateway: Arc<Gateway>,
     plant: &Plant,
-    (runtimes, events): (&Runtimes, watch::Receiver<Arc<str>>),
+    (runtimes, events, answers): (&Runtimes, watch::Receiver<Arc<str>>, Arc<dyn SqlAnswers>),
 ) -> anyhow::Result<Router> {
     let keys = || Keys::new(&config.server.keys);
-    let limits = SqlLimits {
-        timeout: config.sql.timeout,
-        memory_bytes: config.sql.memory_max.as_u64() as usize,
-        rows_max: config.sql.rows_max,
-        statement_bytes_max: config.sql.statement_bytes_max.as_u64() as usize,
-        concurrent_max: config.sql.concurrent_max,
-    };
-    let engine = Arc::new(SqlEngine::new(limits, plant.tables.clone(), runtimes.sql.handle().clone()));
+    let engine = SqlEngine::new(config.sql.limits(), plant.tables.clone(), runtimes.own_sql.handle().clone());
     let explain = ExplainDoor {
-        engine: engine.clone(),
+        engine: Arc::new(engine),
         bus: plant.bus.clone(),
         keys: keys(),
         life_max: config.server.request_timeout + config.policy.queue.wait_max,
@@ -287,7 +299,7 @@ fn router(
         writing: Mutex::new(()),
     };
     let rest = Router::new()
-        .merge(sql_routes::routes(Arc::new(SqlDoor { answers: engine, keys: keys() })))
+        .merge(sql_routes::routes(Arc::new(SqlDoor { answers, keys: keys() })))
         .merge(explain::routes(Arc::new(explain)))
         .merge(snapshot_routes::routes(Arc::new(snapshots)))
         .merge(live::routes(Arc::new(live::LiveDoor { keys: keys(), events })))

@@ -1,7 +1,8 @@
 //! `POST /sql`: one read-only query over the live tables (SPEC E2). The answer's form follows `Accept`: JSON (the default),
 //! CSV or an Arrow stream.
 //!
-//! Errors have OpenAI's shape, so that one client handling serves both doors. Limits: `[sql]` of the configuration.
+//! Errors have OpenAI's shape, so that one client handling serves both doors. Limits: `[sql]` of the configuration, and the key's own.
+//! A large answer is written on a thread of its own, so that it holds up no other request.
 
 use std::sync::Arc;
 
@@ -13,11 +14,17 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use queries::{Caller, Question, SqlAnswers, SqlError, encode};
+use queries::{
+    Caller, QueryResult, Question, SqlAnswers, SqlError,
+    encode::{self, EncodeError},
+};
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::gateway::auth::{Keys, Tenant};
+
+/// Answers with more rows are written apart.
+const ROWS_AT_ONCE: usize = 256;
 
 /// What the route needs.
 pub struct SqlDoor {
@@ -37,7 +44,14 @@ pub fn routes(door: Arc<SqlDoor>) -> Router {
 
 /// Who asks, for SQL: a tenant with its limits.
 pub(super) fn caller(tenant: &Tenant) -> Caller {
-    Caller::new(tenant.name.clone())
+    let sql = &tenant.sql;
+    Caller {
+        name: tenant.name.clone(),
+        timeout: sql.timeout,
+        memory_bytes: sql.memory_max.map(|bytes| bytes.as_u64() as usize),
+        rows_max: sql.rows_max,
+        concurrent_max: sql.concurrent_max,
+    }
 }
 
 async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) -> Response {
@@ -57,36 +71,73 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
         Ok(answer) => answer,
         Err(error) => return sql_error(&error),
     };
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let (kind, encoded) = if accept.contains("text/csv") {
-        ("text/csv; charset=utf-8", encode::csv(&answer.schema, &answer.batches))
-    } else if accept.contains("application/vnd.apache.arrow.stream") {
-        ("application/vnd.apache.arrow.stream", encode::arrow_stream(&answer.schema, &answer.batches))
-    } else {
-        ("application/json", encode::json(&answer.schema, &answer.batches))
+    let form = Form::of(headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default());
+    let rows = answer.rows();
+    let encoded = match rows > ROWS_AT_ONCE {
+        true => tokio::task::spawn_blocking(move || form.encode(&answer)).await,
+        false => Ok(form.encode(&answer)),
     };
+    let encoded = encoded.map_err(|error| error.to_string()).and_then(|bytes| bytes.map_err(|error| error.to_string()));
     match encoded {
         Ok(bytes) => {
             let micros = HeaderValue::from(started.elapsed().as_micros().min(u128::from(u64::MAX)) as u64);
-            let rows = HeaderValue::from(answer.rows());
-            let kind = HeaderValue::from_static(kind);
+            let rows = HeaderValue::from(rows);
+            let kind = HeaderValue::from_static(form.name());
             let headers = [(header::CONTENT_TYPE, kind)];
             let extra = [("x-evenkeel-query-us", micros), ("x-evenkeel-rows", rows)];
             (headers, extra, bytes).into_response()
         }
-        Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, ("server_error", "encode"), &error.to_string()),
+        Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, ("server_error", "encode"), &error),
+    }
+}
+
+/// How an answer is written.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Json,
+    Csv,
+    Arrow,
+}
+
+impl Form {
+    fn of(accept: &str) -> Form {
+        if accept.contains("text/csv") {
+            Form::Csv
+        } else if accept.contains("application/vnd.apache.arrow.stream") {
+            Form::Arrow
+        } else {
+            Form::Json
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Form::Json => "application/json",
+            Form::Csv => "text/csv; charset=utf-8",
+            Form::Arrow => "application/vnd.apache.arrow.stream",
+        }
+    }
+
+    fn encode(self, answer: &QueryResult) -> Result<Vec<u8>, EncodeError> {
+        match self {
+            Form::Json => encode::json(&answer.schema, &answer.batches),
+            Form::Csv => encode::csv(&answer.schema, &answer.batches),
+            Form::Arrow => encode::arrow_stream(&answer.schema, &answer.batches),
+        }
     }
 }
 
 pub(super) fn sql_error(error: &SqlError) -> Response {
     let status = match error {
-        SqlError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+        SqlError::Busy { .. } | SqlError::CallerBusy { .. } => StatusCode::TOO_MANY_REQUESTS,
+        SqlError::EngineRestarted(_) => StatusCode::SERVICE_UNAVAILABLE,
         SqlError::TimedOut { .. } => StatusCode::REQUEST_TIMEOUT,
         SqlError::TooManyRows { .. } | SqlError::OutOfMemory { .. } => StatusCode::PAYLOAD_TOO_LARGE,
         SqlError::Execution { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         SqlError::Refused { .. } | SqlError::Parse { .. } | SqlError::Plan { .. } => StatusCode::BAD_REQUEST,
     };
-    let mut response = refusal(status, ("invalid_request_error", error.code()), &error.to_string());
+    let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+    let mut response = refusal(status, (kind, error.code()), &error.to_string());
     if error.is_transient() {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(1u64));
     }

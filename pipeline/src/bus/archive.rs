@@ -83,8 +83,13 @@ fn typed<R: Row>(batch: &RecordBatch) -> Result<Vec<R>, HistoryError> {
     rows_of(batch).map_err(|error| HistoryError { table: R::TOPIC.name(), detail: error.to_string() })
 }
 
-/// Segments of a topic's folder, oldest first. A topic that an earlier version did not have has no folder.
+/// Segments of a topic's folder, oldest first.
 fn scan(folder: &Path, damage: &mut Vec<String>) -> io::Result<Vec<SegmentMeta>> {
+    Ok(listed(folder)?.into_iter().filter_map(|path| read_meta(&path, damage)).collect())
+}
+
+/// Paths of a topic's segments, oldest first. A topic that an earlier version did not have has no folder.
+pub(super) fn listed(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let listed = match fs::read_dir(folder) {
         Ok(listed) => listed,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -93,26 +98,27 @@ fn scan(folder: &Path, damage: &mut Vec<String>) -> io::Result<Vec<SegmentMeta>>
     let mut paths = listed.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "arrows"));
     paths.sort();
-    let mut segments = Vec::new();
-    for path in paths {
-        let index = match SegmentReader::open(&path) {
-            Ok((_, index)) => index,
-            Err(error) => {
-                damage.push(format!("{error}; the segment's rows are left out"));
-                continue;
-            }
-        };
-        let found = entries(&index);
-        let Some(first) = found.iter().flatten().next() else { continue };
-        let mut meta = SegmentMeta::new(path.clone(), first.first_row);
-        for (at, entry) in found.iter().enumerate() {
-            match entry {
-                Some(entry) => meta.include(entry),
-                None => damage.push(format!("{path:?}: entry {at} of its index is damaged; its batch is left out")),
-            }
+    Ok(paths)
+}
+
+/// What a segment holds, by its index; `None` if that is nothing or cannot be read, which then is among the damage.
+pub(super) fn read_meta(path: &Path, damage: &mut Vec<String>) -> Option<SegmentMeta> {
+    let index = match SegmentReader::open(path) {
+        Ok((_, index)) => index,
+        Err(error) => {
+            damage.push(format!("{error}; the segment's rows are left out"));
+            return None;
         }
-        meta.entries = found.len();
-        segments.push(meta);
+    };
+    let found = entries(&index);
+    let first = found.iter().flatten().next()?;
+    let mut meta = SegmentMeta::new(path.to_path_buf(), first.first_row);
+    for (at, entry) in found.iter().enumerate() {
+        match entry {
+            Some(entry) => meta.include(entry),
+            None => damage.push(format!("{path:?}: entry {at} of its index is damaged; its batch is left out")),
+        }
     }
-    Ok(segments)
+    meta.entries = found.len();
+    Some(meta)
 }

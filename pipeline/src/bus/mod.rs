@@ -9,6 +9,7 @@
 //! | `counters` | what /metrics reads |
 //! | `log`, `segment`, `recovery`, `history`, `fs` | the log on disk: write, format, start-up, read, files |
 //! | `archive` | a log read by another process than its server |
+//! | `follower` | the same while the server goes on writing, for older rows |
 //!
 //! Invariants: rows of a topic are numbered from 0 without gaps in the order in which they left the bus, and the log, the
 //! live tables and every subscriber see that order. A row is accepted or its publisher is told why not.
@@ -24,6 +25,7 @@ mod archive;
 mod collector;
 mod counters;
 mod fanout;
+mod follower;
 pub mod fs;
 mod history;
 pub mod log;
@@ -51,6 +53,7 @@ pub use self::{
     archive::{Archive, ArchiveError},
     counters::{BusCounters, LogState},
     fanout::{Published, STOP_PATIENCE, Subscription, Watcher},
+    follower::LogFollower,
     history::LogReader,
     log::{LogError, LogWriter},
     origin::Origin,

@@ -78,13 +78,39 @@ pub struct Key {
     pub whole_min: Option<Duration>,
     #[serde(default)]
     pub tier_header: TierHeader,
+    #[serde(default)]
+    pub sql: KeySql,
+}
+
+/// Limits of a key's SQL, each narrower than that of `[sql]`, which holds where one is `None` (SPEC E2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeySql {
+    #[serde(default, with = "humantime_serde::option")]
+    pub timeout: Option<Duration>,
+    /// Of one statement.
+    #[serde(default)]
+    pub memory_max: Option<ByteSize>,
+    #[serde(default)]
+    pub rows_max: Option<usize>,
+    /// Statements at once, running and waiting together.
+    #[serde(default)]
+    pub concurrent_max: Option<usize>,
 }
 
 impl Key {
     /// A key that allows nothing but its class.
     pub fn new(key: &str, tenant: &str, class: crate::policy::Tier) -> Self {
         let (key, tenant) = (key.into(), tenant.into());
-        Self { key, tenant, class, first_token_min: None, whole_min: None, tier_header: TierHeader::Lower }
+        Self {
+            key,
+            tenant,
+            class,
+            first_token_min: None,
+            whole_min: None,
+            tier_header: TierHeader::Lower,
+            sql: KeySql::default(),
+        }
     }
 }
 
@@ -262,4 +288,31 @@ pub struct Sql {
     pub rows_max: usize,
     pub statement_bytes_max: ByteSize,
     pub concurrent_max: usize,
+    pub worker_memory: ByteSize,
+    #[serde(with = "humantime_serde")]
+    pub stop_grace: Duration,
+    pub niceness: u8,
+}
+
+impl Sql {
+    /// Most operator state of one statement.
+    pub fn share(&self) -> ByteSize {
+        ByteSize(self.memory_max.as_u64() / self.concurrent_max.max(1) as u64)
+    }
+
+    /// Threads for queries in the process for SQL: two for each that may run, since a join that does not pause keeps its own.
+    pub fn worker_threads(&self) -> usize {
+        (2 * self.concurrent_max).clamp(2, 32)
+    }
+
+    /// The engine's bounds.
+    pub fn limits(&self) -> queries::SqlLimits {
+        queries::SqlLimits {
+            timeout: self.timeout,
+            memory_bytes: self.memory_max.as_u64() as usize,
+            rows_max: self.rows_max,
+            statement_bytes_max: self.statement_bytes_max.as_u64() as usize,
+            concurrent_max: self.concurrent_max,
+        }
+    }
 }

@@ -2,12 +2,17 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
+use bytesize::ByteSize;
+
 use super::{
     Bus, Config, ConfigError, Dataflow, Key, LOCAL_TENANT, Server, Speculation, Sql, Tracing, Workers, models, variants,
 };
 
 /// How long a process of the dataflow may be silent, at least and at most.
 pub const HEARTBEAT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
+
+/// Address space that the process for SQL needs besides the operators' memory and its threads' stacks.
+const SQL_WORKER_ROOM: u64 = 512 << 20;
 
 pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     config.foreign.validate()?;
@@ -17,6 +22,7 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
     dataflow(&config.dataflow)?;
     tracing(&config.tracing)?;
     sql(&config.sql)?;
+    sql_of_keys(config)?;
     server(&config.server)?;
     variants::validate(&config.model.variants)?;
     models::validate(config)?;
@@ -138,8 +144,53 @@ fn tracing(tracing: &Tracing) -> Result<(), ConfigError> {
 
 fn sql(sql: &Sql) -> Result<(), ConfigError> {
     above_zero(sql.timeout, "sql.timeout")?;
-    at_least_one(sql.concurrent_max, "sql.concurrent_max")?;
-    at_least_one(sql.rows_max, "sql.rows_max")
+    require((1..=256).contains(&sql.concurrent_max), "sql.concurrent_max", sql.concurrent_max, "1 to 256")?;
+    at_least_one(sql.rows_max, "sql.rows_max")?;
+    let stacks = sql.worker_threads() as u64 * queries::sql::STACK_BYTES as u64;
+    let least = sql.memory_max.as_u64() + stacks + SQL_WORKER_ROOM;
+    require(
+        sql.worker_memory.as_u64() >= least,
+        "sql.worker_memory",
+        sql.worker_memory,
+        format!(
+            "at least {}: sql.memory_max, the stacks of its threads, and 512MiB for code and tables",
+            ByteSize(least)
+        ),
+    )?;
+    require(sql.niceness <= 19, "sql.niceness", sql.niceness, "0 to 19")
+}
+
+/// Limits of a key's SQL are narrower than those of everybody, or they would say what does not hold.
+fn sql_of_keys(config: &Config) -> Result<(), ConfigError> {
+    let sql = &config.sql;
+    for key in &config.server.keys {
+        let own = &key.sql;
+        require(
+            own.timeout.is_none_or(|own| !own.is_zero() && own <= sql.timeout),
+            "server.keys.sql.timeout",
+            format!("{:?}", own.timeout.unwrap_or_default()),
+            format!("more than 0s and at most sql.timeout, {:?}", sql.timeout),
+        )?;
+        require(
+            own.memory_max.is_none_or(|own| own.as_u64() > 0 && own <= sql.share()),
+            "server.keys.sql.memory_max",
+            own.memory_max.unwrap_or_default(),
+            format!("more than 0B and at most sql.memory_max / sql.concurrent_max, {}", sql.share()),
+        )?;
+        require(
+            own.rows_max.is_none_or(|own| (1..=sql.rows_max).contains(&own)),
+            "server.keys.sql.rows_max",
+            own.rows_max.unwrap_or_default(),
+            format!("1 to sql.rows_max, {}", sql.rows_max),
+        )?;
+        require(
+            own.concurrent_max.is_none_or(|own| own >= 1),
+            "server.keys.sql.concurrent_max",
+            own.concurrent_max.unwrap_or_default(),
+            "at least 1",
+        )?;
+    }
+    Ok(())
 }
 
 fn server(server: &Server) -> Result<(), ConfigError> {
@@ -196,7 +247,7 @@ pub(crate) fn require(
 mod tests {
     use super::*;
     use crate::{
-        config::{Overrides, load},
+        config::{KeySql, Overrides, load},
         policy::Tier,
     };
 
@@ -228,6 +279,8 @@ mod tests {
             refusal(|config| config.tracing.sample_ratio = f64::NAN),
             refusal(|config| config.tracing.queue_max = 0),
             refusal(|config| config.sql.rows_max = 0),
+            refusal(|config| config.sql.worker_memory = ByteSize::gib(1)),
+            refusal(|config| config.sql.niceness = 20),
             refusal(|config| config.server.request_timeout = Duration::ZERO),
             refusal(|config| config.server.listen = ([0, 0, 0, 0], 8080).into()),
             refusal(|config| config.server.flight_listen = ([0, 0, 0, 0], 8815).into()),
@@ -251,9 +304,30 @@ mod tests {
             tracing.sample_ratio = NaN: expected 0 to 1
             tracing.queue_max = 0: expected 1 to 1000000
             sql.rows_max = 0: expected at least 1
+            sql.worker_memory = 1.0 GiB: expected at least 1.5 GiB: sql.memory_max, the stacks of its threads, and 512MiB for code and tables
+            sql.niceness = 20: expected 0 to 19
             server.request_timeout = 0ns: expected more than 0
             server.listen = 0.0.0.0:8080: expected a loopback address, or server.keys set: anything but loopback requires keys
             server.flight_listen = 0.0.0.0:8815: expected a loopback address: workers publish here without a key"#]]
+        .assert_eq(&lines.join("\n"));
+        let narrower = |change: fn(&mut KeySql)| {
+            let mut config = load(None, Overrides::default()).expect("the defaults are valid");
+            let mut key = Key::new("secret", "ann", Tier::High);
+            change(&mut key.sql);
+            config.server.keys = vec![key];
+            validate(&config).expect_err("a wrong value").to_string()
+        };
+        let lines = [
+            narrower(|own| own.timeout = Some(Duration::from_secs(11))),
+            narrower(|own| own.memory_max = Some(ByteSize::mib(129))),
+            narrower(|own| own.rows_max = Some(0)),
+            narrower(|own| own.concurrent_max = Some(0)),
+        ];
+        expect_test::expect![[r#"
+            server.keys.sql.timeout = 11s: expected more than 0s and at most sql.timeout, 10s
+            server.keys.sql.memory_max = 129.0 MiB: expected more than 0B and at most sql.memory_max / sql.concurrent_max, 128.0 MiB
+            server.keys.sql.rows_max = 0: expected 1 to sql.rows_max, 100000
+            server.keys.sql.concurrent_max = 0: expected at least 1"#]]
         .assert_eq(&lines.join("\n"));
         let of_keys = |list: &[(&str, &str)]| {
             let mut config = load(None, Overrides::default()).expect("the defaults are valid");

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
 use crate::{
-    config::{Key, LOCAL_TENANT, TierHeader},
+    config::{Key, KeySql, LOCAL_TENANT, TierHeader},
     policy::Tier,
 };
 
@@ -24,6 +24,8 @@ pub struct Tenant {
     pub first_token_min: Option<Duration>,
     pub whole_min: Option<Duration>,
     pub tier_header: TierHeader,
+    /// Limits of its SQL.
+    pub sql: KeySql,
 }
 
 impl Tenant {
@@ -34,6 +36,7 @@ impl Tenant {
             first_token_min: key.first_token_min,
             whole_min: key.whole_min,
             tier_header: key.tier_header,
+            sql: key.sql,
         }
     }
 
@@ -46,6 +49,7 @@ impl Tenant {
             first_token_min: none,
             whole_min: none,
             tier_header: TierHeader::Choose,
+            sql: KeySql::default(),
         }
     }
 }

@@ -119,7 +119,8 @@ mod tests {
 
     fn tenant(first_ms: Option<u64>, tier_header: TierHeader) -> Tenant {
         let first_token_min = first_ms.map(Duration::from_millis);
-        Tenant { name: "acme".into(), class: Tier::High, first_token_min, whole_min: None, tier_header }
+        let sql = crate::config::KeySql::default();
+        Tenant { name: "acme".into(), class: Tier::High, first_token_min, whole_min: None, tier_header, sql }
     }
 
     fn of(tenant: &Tenant, pairs: &[(&'static str, &str)]) -> Result<Asked, ApiError> {

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use queries::{LiveTables, SqlEngine, SqlError, SqlLimits, Topic, query_runtime};
+use queries::{
+    Caller, LimitOf, LiveTables, Question, SqlAnswers, SqlEngine, SqlError, SqlLimits, Topic, query_runtime,
+};
 
 use crate::fixtures::{counts, faults, fixed_tables};
 
@@ -48,7 +50,7 @@ fn too_many_rows_is_an_error_that_helps() {
     f.tables.append(Topic::Faults, faults(0..100)).unwrap();
     assert_eq!(f.ask("SELECT * FROM faults LIMIT 50").unwrap().rows(), 50);
     let error = f.error("SELECT * FROM faults LIMIT 51");
-    assert!(matches!(error, SqlError::TooManyRows { limit: 50 }), "{error:?}");
+    assert!(matches!(error, SqlError::TooManyRows { limit: 50, of: LimitOf::Server }), "{error:?}");
     assert!(error.to_string().contains("more than 50 rows; add LIMIT, aggregate"), "{error}");
 }
 
@@ -183,4 +185,75 @@ fn count_comes_from_statistics() {
     assert!(text.contains("PlaceholderRowExec"), "{text}");
     let answer = f.ask("SELECT CAST(count(*) AS BIGINT UNSIGNED) AS count FROM requests").unwrap();
     assert_eq!(counts(&answer.batches), [33]);
+}
+
+/// Scenario: callers with a limit narrower than the engine's, for time, memory, rows and statements at once; another caller meanwhile.
+/// Guarantees: each limit is reached and its refusal names the key's field; the other caller has the engine's own limits.
+#[test]
+fn limits_of_a_caller_are_narrower() {
+    let f = Fixture::new(limits());
+    let ask = |caller: Caller, sql: &str| f.runtime.block_on(f.engine.answer(Question::new(sql, caller)));
+    let forever = "SELECT sum(value) FROM generate_series(1, 100000000000)";
+    let three = "SELECT * FROM faults";
+    let groups = "SELECT value, count(*) FROM generate_series(1, 3000000) GROUP BY value";
+    let own = |change: fn(&mut Caller)| {
+        let mut caller = Caller::new("acme");
+        change(&mut caller);
+        caller
+    };
+    let cases: [(Caller, &str, &str); 4] = [
+        (own(|caller| caller.timeout = Some(Duration::from_millis(100))), forever, "server.keys.sql.timeout"),
+        (own(|caller| caller.memory_bytes = Some(1 << 20)), groups, "server.keys.sql.memory_max"),
+        (own(|caller| caller.rows_max = Some(2)), three, "server.keys.sql.rows_max"),
+        (own(|caller| caller.concurrent_max = Some(0)), three, "server.keys.sql.concurrent_max"),
+    ];
+    for (caller, sql, field) in cases {
+        let error = ask(caller, sql).expect_err(sql).to_string();
+        assert!(error.contains(field), "{field}: {error}");
+    }
+    assert_eq!(ask(Caller::new("other"), three).unwrap().rows(), 3);
+}
+
+/// Scenario: a caller that may have one statement at once asks for a second while the first runs; the first is then given up by its
+/// caller, who asks again.
+/// Guarantees: the second is refused at once, and no other caller is; what was given up gives its place back once it has stopped, and is
+/// told as left until then.
+#[test]
+fn a_place_is_given_back_when_its_query_has_stopped() {
+    let f = Fixture::new(limits());
+    f.runtime.block_on(async {
+        let one = Caller { concurrent_max: Some(1), ..Caller::new("acme") };
+        let first = {
+            let (engine, one) = (f.engine.clone(), one.clone());
+            let forever = "SELECT sum(value) FROM generate_series(1, 100000000000)";
+            tokio::spawn(async move { engine.answer(Question::new(forever, one)).await })
+        };
+        while f.engine.running() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let second = f.engine.answer(Question::new("SELECT 1", one.clone())).await;
+        assert_eq!(second.unwrap_err(), SqlError::CallerBusy { caller: "acme".into(), limit: 1 });
+        f.engine.answer(Question::new("SELECT 1", Caller::new("other"))).await.unwrap();
+        assert_eq!(f.engine.left(), Vec::<u64>::new());
+        first.abort();
+        let _ = first.await;
+        while f.engine.running() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(f.engine.left(), Vec::<u64>::new());
+        f.engine.answer(Question::new("SELECT 1", one)).await.unwrap();
+    });
+}
+
+/// Scenario: a join without an equality over more pairs than can be compared in any time, past its own.
+/// Guarantees: the answer is `TimedOut`; the query is told as left, and keeps its place, since it has not stopped.
+#[test]
+fn what_does_not_stop_is_told() {
+    let f = Fixture::new(SqlLimits { timeout: Duration::from_millis(300), ..limits() });
+    let join =
+        "SELECT count(*) FROM generate_series(1, 300000) a JOIN generate_series(1, 300000) b ON a.value + b.value = 7";
+    assert!(matches!(f.error(join), SqlError::TimedOut { .. }));
+    assert_eq!((f.engine.running(), f.engine.left().len()), (1, 1));
+    // It would run on for long after this test.
+    f.runtime.shutdown_background();
 }

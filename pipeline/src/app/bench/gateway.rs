@@ -5,8 +5,8 @@
 //! serving process (gateway, bus, log, dataflow, not its worker) and of the lone worker. It is read in ticks of 10
 //! ms, so it is summed over a case's rounds. Invariant: see `calls`. State: one sample a request.
 
-mod calls;
-mod processes;
+pub(super) mod calls;
+pub(super) mod processes;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
@@ -113,7 +113,7 @@ async fn measure(quick: bool) -> anyhow::Result<Report> {
     let plan = if quick { Plan { rounds: 3, requests_each: 5 } } else { Plan { rounds: 7, requests_each: 20 } };
     let text = ModelText::load("simulated", "simulated", BLOCK_SIZE)?;
     let client = reqwest::Client::builder().no_proxy().tcp_nodelay(true).build()?;
-    let serve = ServeProcess::start(&client).await?;
+    let serve = ServeProcess::start(&client, "").await?;
     let worker = LoneWorker::start(&text).await?;
     let question = full_length_question(&text, &worker).await?;
     let bench = Bench { client, serve, worker, question };

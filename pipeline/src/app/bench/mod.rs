@@ -11,6 +11,7 @@
 //! | `buckets` | what length buckets buy on a recorded trace, with a modelled fleet |
 //! | `mrc` | the miss-ratio curve of a trace, beside a direct simulation of LRU caches |
 //! | `overload` | goodput from half to twice of what the fleet carries, with deadlines and without |
+//! | `sql` | GROUP BY beside DuckDB, a small query beside DataFusion, requests beside heavy queries |
 //! | `figures` | medians, percentiles, CPU time of a process |
 //!
 //! Invariant: both sides of a ratio are measured in turns in the same run. Figures carry their unit in their name.
@@ -26,6 +27,7 @@ mod gateway;
 mod mrc;
 mod overload;
 mod router;
+mod sql;
 
 use clap::Subcommand;
 
@@ -46,6 +48,8 @@ pub enum Bench {
     Buckets(buckets::BucketsOptions),
     /// Hit rate by cache capacity of a recorded trace, beside simulated LRU caches
     Mrc(mrc::MrcOptions),
+    /// GROUP BY over live rows beside DuckDB, a small query beside DataFusion, and requests while heavy queries run
+    Sql(sql::SqlOptions),
     /// Memory of the cache index, and the time of a longest-prefix match while it absorbs events
     CacheIndex(cache_index::CacheIndexOptions),
     /// Time of a decision (admission and routing), beside a scan of all instances
@@ -73,6 +77,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Overload(options) => overload::run(options),
         Bench::Buckets(options) => buckets::run(&options),
         Bench::Mrc(options) => mrc::run(&options),
+        Bench::Sql(options) => sql::run(&options),
         Bench::CacheIndex(options) => cache_index::run(options),
         Bench::CacheIndexSide(options) => cache_index::run_side(&options),
         Bench::Decide(options) => decide::run(&options),

@@ -13,12 +13,12 @@ use std::{
 
 use arrow::ipc::reader::StreamReader;
 use bytesize::ByteSize;
-use queries::{SqlEngine, SqlLimits, Topic};
+use queries::{History, Older, SqlEngine, SqlLimits, TimeRange, Topic};
 
 use super::{Fixture, NOW, bus_config, log_config, row, topic_folder};
 use crate::{
     bus::{
-        LogError, LogState, LogWriter,
+        LogError, LogFollower, LogState, LogWriter,
         fs::{DiskFs, SegmentFile, SegmentFs},
         log::PENDING_ROWS_MAX,
         rows_of,
@@ -107,6 +107,36 @@ async fn sql_reads_older_rows_from_the_log() {
         assert_eq!(String::from_utf8(text).unwrap(), expected);
         tokio::task::spawn_blocking(move || drop((runtime, f.guard))).await.unwrap();
     }
+}
+
+/// Scenario: another reader follows the log while it is written, in small segments of which the oldest are deleted; it asks for all rows
+/// before a number again and again, and before there is a log.
+/// Guarantees: it reads what the writer's own reader does, each row once; a folder that is not there is no rows.
+#[tokio::test]
+async fn a_follower_reads_what_the_writer_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let follower = LogFollower::new(folder.path());
+    assert_eq!(follower.rows_before(Topic::Instances, 10), 0);
+    let small = config::Log { segment_bytes: ByteSize::kib(8), retain_bytes: ByteSize::kib(64), ..log_config() };
+    let log = LogWriter::open(folder.path(), &small).unwrap();
+    let own = log.reader();
+    let f = Fixture::start(config::Bus { live_rows: 1, ..bus_config() }, Some(log));
+    let rows = |history: &dyn History, before: u64| -> Vec<u32> {
+        let wanted = Older { topic: Topic::Instances, before, times: TimeRange::ALL };
+        let batches = history.older(wanted).map(|batch| rows_of::<InstanceRow>(&batch.unwrap()).unwrap());
+        batches.flatten().map(|row| row.pid.unwrap()).collect()
+    };
+    let mut deleted = false;
+    for round in 0..40u32 {
+        publish(&f, round * 100..round * 100 + 100).await;
+        for before in [1, u64::from(round) * 100 + 50, u64::from(round + 1) * 100] {
+            let theirs = rows(&own, before);
+            assert_eq!(rows(&follower, before), theirs, "round {round}, before row {before}");
+            assert!(follower.rows_before(Topic::Instances, before) >= theirs.len() as u64);
+        }
+        deleted |= rows(&own, u64::MAX).first() != Some(&0);
+    }
+    assert!(deleted && segments(folder.path()).len() > 1, "the scenario needs several segments, and deleted ones");
 }
 
 /// Scenario: a segment is opened with a plain Arrow stream reader, while it is written and after it is closed.

@@ -168,6 +168,7 @@ async fn headers_count_as_far_as_the_key_allows() {
         first_token_min: None,
         whole_min: Some(std::time::Duration::from_secs(30)),
         tier_header: TierHeader::Lower,
+        sql: Default::default(),
     };
     let kit = kit_with(|config| config.server.keys = vec![key]);
     let with = |more: (&'static str, &'static str)| vec![("authorization", "Bearer secret"), more];

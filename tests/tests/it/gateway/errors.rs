@@ -209,6 +209,7 @@ async fn keys() {
         first_token_min: None,
         whole_min: None,
         tier_header: TierHeader::Lower,
+        sql: Default::default(),
     }];
     let kit = kit(config);
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "a"}]}).to_string();

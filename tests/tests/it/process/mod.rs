@@ -12,6 +12,7 @@ mod loss;
 mod models;
 mod monitoring;
 mod replay;
+mod sql;
 mod starts;
 mod structure;
 mod swap;

@@ -27,22 +27,22 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 /// How the gateway is asked to answer; a worker always streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum AnswerForm {
+pub(in super::super) enum AnswerForm {
     Whole,
     Stream,
 }
 
 /// Times of one request, in milliseconds from before it was sent.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sample {
-    pub(super) total_ms: f64,
+pub(in super::super) struct Sample {
+    pub(in super::super) total_ms: f64,
     /// To the first text or token; `None` for an answer that comes whole.
     pub(super) first_ms: Option<f64>,
 }
 
 /// What both sides are asked.
 #[derive(Clone)]
-pub(super) struct Question {
+pub(in super::super) struct Question {
     content: String,
     prompt: Arc<[u32]>,
     stop_tokens: Vec<u32>,
@@ -50,7 +50,7 @@ pub(super) struct Question {
 
 impl Question {
     /// A chat of one user message, and its token ids as the gateway makes them.
-    pub(super) fn new(text: &ModelText, content: String) -> anyhow::Result<Self> {
+    pub(in super::super) fn new(text: &ModelText, content: String) -> anyhow::Result<Self> {
         let rendered = text.render_chat(&[ChatMessage { role: Role::User, content: content.clone() }])?;
         let prompt = text.encode_chat(&rendered)?.into();
         Ok(Question { content, prompt, stop_tokens: text.stop_tokens().to_vec() })
@@ -112,7 +112,7 @@ pub(super) async fn direct(worker: &GrpcInstance, question: &Question) -> anyhow
 /// Asks the gateway.
 ///
 /// Errors: a status other than 200, a stream that is cut, an answer that ended before it had its length.
-pub(super) async fn through_gateway(
+pub(in super::super) async fn through_gateway(
     (client, url): (&reqwest::Client, &str),
     question: &Question,
     form: AnswerForm,

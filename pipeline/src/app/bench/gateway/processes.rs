@@ -31,22 +31,26 @@ const STOP_WAIT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
 /// `evenkeel serve` with one simulated worker.
-pub(super) struct ServeProcess {
+pub(in super::super) struct ServeProcess {
     process: Process,
-    pub(super) pid: u32,
+    pub(in super::super) pid: u32,
     /// `http://address`, without a path.
-    pub(super) url: String,
+    pub(in super::super) url: String,
     folder: tempfile::TempDir,
 }
 
 impl ServeProcess {
-    /// Starts it on free ports and waits until `/ready` answers 200.
-    pub(super) async fn start(client: &reqwest::Client) -> anyhow::Result<Self> {
+    /// Starts it on free ports, with settings in TOML, and waits until `/ready` answers 200.
+    pub(in super::super) async fn start(client: &reqwest::Client, settings: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a folder for the server's data")?;
         let (listen, flight) = (free_address()?, free_address()?);
         let log = File::create(folder.path().join("serve.log")).context("cannot make the server's log file")?;
+        let config = folder.path().join("bench.toml");
+        fs::write(&config, settings).context("cannot write the server's settings")?;
         let process = Command::new(std::env::current_exe()?)
             .args(["serve", "--model", "simulated", "--workers", "1"])
+            .arg("--config")
+            .arg(&config)
             .arg(format!("--listen={listen}"))
             .arg(format!("--flight-listen={flight}"))
             .arg("--data-dir")
@@ -80,7 +84,7 @@ impl ServeProcess {
     }
 
     /// Tells it to end and waits; what does not end in time is killed.
-    pub(super) async fn stop(mut self) {
+    pub(in super::super) async fn stop(mut self) {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
