@@ -246,7 +246,7 @@ mod tests {
                 fetch: Default::default(),
             });
         }
-        let mut watch = Watch::new(bus, Arc::new(views), Modes::default());
+        let mut watch = Watch::new((bus, Arc::new(views)), Arc::default(), Modes::default());
         watch.look(0);
         let modes = watch.look(2 * silent_after_us);
         let told = modes.iter().filter(|(part, _)| part.component == "telemetry");
