@@ -89,6 +89,8 @@ impl Server {
         fs::write(&config, settings).expect("the settings");
         let address = format!("127.0.0.1:{}", free_port());
         let child = command
+            // Tests share the machine, and what they ask by SQL is not to wait for the others.
+            .env("EVENKEEL_SQL__NICENESS", "0")
             .args(["serve", "--listen", &address, "--flight-listen", &format!("127.0.0.1:{}", free_port())])
             .arg("--config")
             .arg(&config)

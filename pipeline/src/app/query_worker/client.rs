@@ -110,13 +110,16 @@ impl SqlAnswers for SqlProcess {
         loop {
             let part = match parts.message().await {
                 Ok(Some(part)) => part,
-                Ok(None) => return Ok(QueryResult { schema: joined.end().map_err(unreadable)?, batches }),
+                Ok(None) => return Err(lost(Status::unavailable("the answer was cut"), ends).await),
                 Err(status) => return Err(lost(status, ends).await),
             };
             if let Some(error) = wire::error_from_json(&part.error).map_err(unreadable)? {
                 return Err(error);
             }
             batches.extend(joined.take(part.ipc).map_err(|error| unreadable(error.into()))?);
+            if part.is_last {
+                return Ok(QueryResult { schema: joined.end().map_err(unreadable)?, batches });
+            }
         }
     }
 

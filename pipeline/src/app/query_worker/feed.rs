@@ -26,7 +26,7 @@ pub const MESSAGES_MAX: usize = 16;
 /// Rows of one message.
 const ROWS_MAX: usize = 8192;
 /// Longest wait for a message to be taken.
-const STALL: Duration = Duration::from_secs(10);
+const STALL: Duration = Duration::from_secs(30);
 
 /// Feeds until the process takes no more; says why.
 pub(super) async fn run(

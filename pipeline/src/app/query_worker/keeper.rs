@@ -44,7 +44,7 @@ use crate::{
 /// How often the process is asked how it is.
 const LOOK: Duration = Duration::from_millis(100);
 /// One that has not answered for this long is taken for dead. Long: it gives way to everybody on a busy machine.
-const SILENCE: Duration = Duration::from_secs(10);
+const SILENCE: Duration = Duration::from_secs(30);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 const STEADY: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! Questions, answers and errors as messages; batches as pieces of an Arrow IPC stream.
 //!
 //! Invariants: a question, an answer and an error come out as they went in; an answer that breaks off is an error, never a shorter
-//! answer (its stream has an end mark). Cost: one copy of the rows on each side. State: an open IPC stream.
+//! answer (its last part says that it is). Cost: one copy of the rows on each side. State: an open IPC stream.
 
 use std::time::Duration;
 
@@ -145,11 +145,11 @@ pub(super) fn answer_to_proto(answer: Result<QueryResult, SqlError>) -> Box<dyn 
     let mut batches = answer.batches.into_iter();
     Box::new(std::iter::from_fn(move || {
         let open = pieces.as_mut()?;
-        let piece = match batches.next() {
-            Some(batch) => open.batch(&batch),
-            None => pieces.take()?.end(),
+        let (piece, is_last) = match batches.next() {
+            Some(batch) => (open.batch(&batch), false),
+            None => (pieces.take()?.end(), true),
         };
-        Some(piece.map_or_else(|error| unwritable(&error), |ipc| AnswerPart { ipc, error: Vec::new() }))
+        Some(piece.map_or_else(|error| unwritable(&error), |ipc| AnswerPart { ipc, error: Vec::new(), is_last }))
     }))
 }
 
@@ -158,7 +158,7 @@ fn unwritable(error: &ArrowError) -> AnswerPart {
 }
 
 fn failed(error: &SqlError) -> AnswerPart {
-    AnswerPart { ipc: Vec::new(), error: error_to_json(error) }
+    AnswerPart { ipc: Vec::new(), error: error_to_json(error), is_last: true }
 }
 
 /// Why there is no answer, if that is what the bytes say.
@@ -225,10 +225,10 @@ mod tests {
         Ok((joined.end()?, batches))
     }
 
-    /// Scenario: answers of no, one and several batches, of no columns, and slices; the same without their last part.
-    /// Guarantees: they come out as they went in; without the last part they are an error.
+    /// Scenario: answers of no, one and several batches, of no columns, and slices.
+    /// Guarantees: they come out as they went in; the last part, and no other, says that it is the last.
     #[test]
-    fn answers_round_trip_or_fail() {
+    fn answers_round_trip() {
         let none = RecordBatch::try_new_with_options(
             Arc::new(Schema::empty()),
             Vec::new(),
@@ -241,10 +241,9 @@ mod tests {
             (Arc::new(Schema::empty()), vec![none.unwrap()]),
         ] {
             let answer = QueryResult { schema: schema.clone(), batches: batches.clone() };
-            let mut parts: Vec<_> = answer_to_proto(Ok(answer)).collect();
-            assert_eq!(read(parts.clone()).unwrap(), (schema, batches));
-            parts.pop();
-            assert!(read(parts).is_err());
+            let parts: Vec<_> = answer_to_proto(Ok(answer)).collect();
+            assert_eq!(parts.iter().position(|part| part.is_last), Some(parts.len() - 1));
+            assert_eq!(read(parts).unwrap(), (schema, batches));
         }
     }
 
@@ -299,7 +298,10 @@ mod tests {
     /// Guarantees: errors, no panic.
     #[test]
     fn nonsense_is_an_error() {
-        assert!(Joined::default().take(vec![7; 100]).is_err());
+        let message = [[0xff; 4], [8, 0, 0, 0], [7; 4], [7; 4]].concat();
+        assert!(Joined::default().take(message).is_err());
+        let mut cut = Joined::default();
+        assert!(cut.take(vec![7; 100]).unwrap().is_empty() && cut.end().is_err());
         assert!(Joined::default().end().is_err());
         assert!(parameters_from_ipc(vec![1, 2, 3]).is_err());
         assert!(error_from_json(b"{").is_err());

@@ -31,6 +31,18 @@ fn sql_process(server: &Server) -> Option<u32> {
     })
 }
 
+/// The same, after a wait for one.
+async fn running(server: &Server) -> u32 {
+    let started = Instant::now();
+    loop {
+        if let Some(pid) = sql_process(server) {
+            return pid;
+        }
+        assert!(started.elapsed() < PATIENCE, "there is no process for SQL: {}", server.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Resident memory of a process, in bytes.
 fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -111,7 +123,7 @@ async fn what_cannot_be_stopped_ends_its_process_alone() {
         ),
     ];
     for (statement, must_end) in statements {
-        let process = sql_process(&server).expect("a process for SQL");
+        let process = running(&server).await;
         let over = AtomicBool::new(false);
         let run = async {
             let answer = ask(&server, statement).await;
