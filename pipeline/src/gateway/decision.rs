@@ -99,7 +99,7 @@ pub fn overloaded(
         RejectReason::PredictedMiss => miss(outlook),
     };
     let message = format!("{message} Please retry after {} s.", retry_after.as_secs_f64().ceil());
-    let outlook = outlook.copied().filter(|_| reason == RejectReason::PredictedMiss);
+    let outlook = outlook.filter(|_| reason == RejectReason::PredictedMiss).map(|outlook| Box::new(*outlook));
     ApiError::Overloaded { reason, retry_after, message, outlook }
 }
 

@@ -45,7 +45,7 @@ pub enum ApiError {
     #[error("There is no request `{0}`, or none of yours.")]
     UnknownRequest(String),
     #[error("{message}")]
-    Overloaded { reason: RejectReason, retry_after: Duration, message: String, outlook: Option<Outlook> },
+    Overloaded { reason: RejectReason, retry_after: Duration, message: String, outlook: Option<Box<Outlook>> },
     #[error("The budget of the request passed before its answer was whole.")]
     DeadlinePassed,
     #[error("The engine refused the request: {0}")]
