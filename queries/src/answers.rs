@@ -21,13 +21,16 @@ pub struct Question {
     pub sql: String,
     /// Values of `$1`, `$2` … in order.
     pub parameters: Vec<ScalarValue>,
+    /// The moment as which the tables are seen, in microseconds since the epoch: later rows are not there, and it is `now()`.
+    /// `None`: as they are.
+    pub as_of: Option<i64>,
     pub caller: Caller,
 }
 
 impl Question {
     /// A statement without parameters.
     pub fn new(sql: impl Into<String>, caller: Caller) -> Question {
-        Question { sql: sql.into(), parameters: Vec::new(), caller }
+        Question { sql: sql.into(), parameters: Vec::new(), as_of: None, caller }
     }
 }
 
@@ -67,6 +70,6 @@ pub trait SqlAnswers: Send + Sync + Debug {
     /// Answers one statement. Dropping the future stops the query.
     async fn answer(&self, question: Question) -> Result<QueryResult, SqlError>;
 
-    /// What the statement would answer, without running it. Its parameters have no values yet.
+    /// What the statement would answer, without running it. Parameters may be left out; the types of those given count.
     async fn describe(&self, question: Question) -> Result<Described, SqlError>;
 }

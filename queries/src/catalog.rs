@@ -16,15 +16,20 @@ use datafusion::{
     error::Result,
 };
 
-use crate::{live_table::TablesSnapshot, provider::SnapshotTable, schema::Topic};
+use crate::{
+    live_table::TablesSnapshot,
+    postgres::{self, PgCatalog},
+    provider::SnapshotTable,
+    schema::Topic,
+};
 
 /// Name of the table of comments.
 pub(crate) const COLUMN_COMMENTS: &str = "column_comments";
 
 /// Every table of the snapshot and the comments, each with its name.
-pub(crate) fn providers(snapshot: &TablesSnapshot) -> Vec<(&'static str, Arc<dyn TableProvider>)> {
+pub(crate) fn providers(snapshot: &TablesSnapshot, as_of: Option<i64>) -> Vec<(&'static str, Arc<dyn TableProvider>)> {
     let tables = snapshot.tables().map(|table| {
-        let provider: Arc<dyn TableProvider> = Arc::new(SnapshotTable(table.clone()));
+        let provider: Arc<dyn TableProvider> = Arc::new(SnapshotTable { table: table.clone(), as_of });
         (table.topic().name(), provider)
     });
     tables.chain([(COLUMN_COMMENTS, comments_table())]).collect()
@@ -35,18 +40,21 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Topic::ALL.into_iter().map(Topic::name).chain([COLUMN_COMMENTS])
 }
 
-/// A catalog `catalog.schema` that holds the snapshot's tables.
+/// A catalog `catalog.schema` that holds the snapshot's tables, and `pg_catalog`, which tells of them.
 pub(crate) fn catalog_list(
-    snapshot: &TablesSnapshot,
+    (snapshot, as_of): (&TablesSnapshot, Option<i64>),
     catalog: &str,
     schema: &str,
 ) -> Result<Arc<dyn CatalogProviderList>> {
     let tables = Arc::new(MemorySchemaProvider::new());
-    for (name, table) in providers(snapshot) {
+    let mut shapes = Vec::new();
+    for (name, table) in providers(snapshot, as_of) {
+        shapes.push((name, table.schema()));
         tables.register_table(name.to_string(), table)?;
     }
     let schemas = Arc::new(MemoryCatalogProvider::new());
     schemas.register_schema(schema, tables)?;
+    schemas.register_schema(postgres::SCHEMA, Arc::new(PgCatalog { tables: shapes }))?;
     let list = Arc::new(MemoryCatalogProviderList::new());
     list.register_catalog(catalog.to_string(), schemas);
     Ok(list)

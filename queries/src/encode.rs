@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use arrow::{
-    array::{Array, ArrayRef, AsArray, RecordBatch},
+    array::{Array, ArrayRef, AsArray, RecordBatch, StringArray},
     datatypes::{DataType, Float16Type, Float32Type, Float64Type, Schema, SchemaRef, TimeUnit},
     error::ArrowError,
     ipc::{
@@ -75,6 +75,17 @@ pub fn csv(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<Vec<u8>, Encod
         }
     }
     writer.into_inner().map_err(|error| EncodeError::Csv(error.into_error().into()))
+}
+
+/// A column's cells as JSON text, for doors that have no nested types.
+pub fn json_cells(name: &str, array: &ArrayRef) -> Result<StringArray, ArrowError> {
+    let cell = |row| -> Result<Option<String>, ArrowError> {
+        match cell(name, array, row)? {
+            Value::Null => Ok(None),
+            value => Ok(Some(value.to_string())),
+        }
+    };
+    (0..array.len()).map(cell).collect()
 }
 
 /// Arrow IPC stream, buffers compressed with zstd.

@@ -94,14 +94,10 @@ pub(crate) fn check_statement(statement: &Statement) -> Result<(), SqlError> {
             | ast::Statement::ShowColumns { .. }
             | ast::Statement::ShowFunctions { .. }
             | ast::Statement::ShowVariable { .. } => check_tables(inner),
-            _ => Err(read_only()),
+            _ => Err(SqlError::ReadOnly),
         },
-        _ => Err(read_only()),
+        _ => Err(SqlError::ReadOnly),
     }
-}
-
-pub(crate) fn read_only() -> SqlError {
-    SqlError::Refused("this endpoint is read-only: SELECT, EXPLAIN, DESCRIBE and SHOW are allowed".to_string())
 }
 
 fn check_tables(statement: &ast::Statement) -> Result<(), SqlError> {
@@ -119,7 +115,7 @@ fn check_tables(statement: &ast::Statement) -> Result<(), SqlError> {
 }
 
 /// Tables that a statement names without a definition of its own, lower case, without catalog and schema.
-/// Tables of `information_schema` are left out.
+/// Tables of `information_schema` and `pg_catalog` are left out.
 pub(crate) fn tables_named(statement: &Statement) -> Vec<String> {
     let Statement::Statement(statement) = statement else { return Vec::new() };
     let mut defined = HashSet::new();
@@ -127,7 +123,7 @@ pub(crate) fn tables_named(statement: &Statement) -> Vec<String> {
     let mut named = Vec::new();
     let _ = visit_relations(statement.as_ref(), |name| {
         let parts: Vec<String> = name.0.iter().map(|part| part.to_string().trim_matches('"').to_lowercase()).collect();
-        let hidden = parts.len() > 1 && parts[parts.len() - 2] == "information_schema";
+        let hidden = parts.len() > 1 && ["information_schema", "pg_catalog"].contains(&parts[parts.len() - 2].as_str());
         if let Some(last) = parts.last().filter(|last| !hidden && !defined.contains(*last)) {
             named.push(last.clone());
         }

@@ -12,6 +12,7 @@
 //! | `provider` | a table as DataFusion scans it, pruned by time |
 //! | `catalog` | tables of one snapshot under their names, and `column_comments` |
 //! | `answers` | what every door asks of SQL: a statement of a caller in, an answer out |
+//! | `postgres` | what PostgreSQL's clients take for granted: `pg_catalog`, its functions, its syntax |
 //! | `sql` | the read-only engine with its limits |
 //! | `places` | who runs, who waits, and who was left and has not stopped |
 //! | `plain` | DataFusion called directly, which the engine is measured against |
@@ -31,6 +32,7 @@ pub mod live_table;
 mod nested;
 mod places;
 pub mod plain;
+pub mod postgres;
 mod provider;
 pub mod ring;
 pub mod schema;

@@ -131,7 +131,7 @@ impl TablesSnapshot {
     /// Registers every table of this moment under its name, and `column_comments`.
     /// Fails if a table of that name is there already.
     pub fn register(&self, context: &SessionContext) -> datafusion::error::Result<()> {
-        for (name, table) in crate::catalog::providers(self) {
+        for (name, table) in crate::catalog::providers(self, None) {
             context.register_table(name, table)?;
         }
         Ok(())

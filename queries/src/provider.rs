@@ -1,6 +1,6 @@
 //! A table of one snapshot as DataFusion scans it (SPEC E2).
 //!
-//! Invariant: a scan reads exactly the rows of its snapshot. Chunks and log segments whose times cannot satisfy the
+//! Invariant: a scan reads exactly the rows of its snapshot, those up to `as_of` if there is one. Chunks and log segments whose times cannot satisfy the
 //! query's bounds on the time column are skipped; everything else is filtered by DataFusion, so pruning never changes an
 //! answer. Row counts are exact when all rows are in memory, so `count(*)` costs nothing; they are unknown when older rows
 //! have to be read. Older rows are read lazily, batch by batch, on the query's own threads.
@@ -8,8 +8,9 @@
 use std::sync::Arc;
 
 use arrow::{
-    array::RecordBatch,
-    datatypes::{DataType, SchemaRef, TimeUnit},
+    array::{AsArray, BooleanArray, RecordBatch},
+    compute::filter_record_batch,
+    datatypes::{DataType, SchemaRef, TimeUnit, TimestampMicrosecondType},
 };
 use async_trait::async_trait;
 use datafusion::{
@@ -38,18 +39,33 @@ use crate::{
 
 /// One table at one moment, for DataFusion.
 #[derive(Debug)]
-pub(crate) struct SnapshotTable(pub(crate) Arc<TableSnapshot>);
+pub(crate) struct SnapshotTable {
+    pub(crate) table: Arc<TableSnapshot>,
+    /// Rows whose time is later are not there.
+    pub(crate) as_of: Option<i64>,
+}
 
 impl SnapshotTable {
     fn time_column(&self) -> String {
-        self.0.schema().field(0).name().clone()
+        self.table.schema().field(0).name().clone()
     }
+}
+
+/// The rows of a batch that had happened at `as_of`.
+fn happened(batch: &RecordBatch, as_of: Option<i64>) -> Result<RecordBatch> {
+    let times = TimeRange::of(batch);
+    let Some(as_of) = as_of.filter(|as_of| times.max > *as_of && times != TimeRange::ALL) else {
+        return Ok(batch.clone());
+    };
+    let column = batch.column(0).as_primitive::<TimestampMicrosecondType>();
+    let kept: BooleanArray = column.iter().map(|at| Some(at.is_some_and(|at| at <= as_of))).collect();
+    Ok(filter_record_batch(batch, &kept)?)
 }
 
 #[async_trait]
 impl TableProvider for SnapshotTable {
     fn schema(&self) -> SchemaRef {
-        self.0.schema()
+        self.table.schema()
     }
 
     fn table_type(&self) -> TableType {
@@ -63,14 +79,10 @@ impl TableProvider for SnapshotTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let times = times_wanted(filters, &self.time_column());
-        let kept: Vec<RecordBatch> = self
-            .0
-            .chunks()
-            .iter()
-            .filter(|chunk| chunk.times.overlaps(times))
-            .map(|chunk| chunk.batch.clone())
-            .collect();
+        let mut times = times_wanted(filters, &self.time_column());
+        times.max = times.max.min(self.as_of.unwrap_or(i64::MAX));
+        let kept = self.table.chunks().iter().filter(|chunk| chunk.times.overlaps(times));
+        let kept = kept.map(|chunk| happened(&chunk.batch, self.as_of)).collect::<Result<Vec<_>>>()?;
         let per_partition = kept.len().div_ceil(session.config().target_partitions()).max(1);
         let mut partitions: Vec<Vec<RecordBatch>> = kept.chunks(per_partition).map(<[RecordBatch]>::to_vec).collect();
         if partitions.is_empty() {
@@ -78,11 +90,12 @@ impl TableProvider for SnapshotTable {
         }
         let source = MemorySourceConfig::try_new(&partitions, self.schema(), projection.cloned())?.with_limit(limit);
         let live: Arc<dyn ExecutionPlan> = DataSourceExec::from_data_source(source);
-        let Some(history) = self.0.older_rows() else { return Ok(live) };
+        let Some(history) = self.table.older_rows() else { return Ok(live) };
         let older = OlderRows {
             schema: self.schema(),
             history: history.clone(),
-            wanted: Older { topic: self.0.topic(), before: self.0.first_row(), times },
+            wanted: Older { topic: self.table.topic(), before: self.table.first_row(), times },
+            as_of: self.as_of,
         };
         let older = StreamingTableExec::try_new(self.schema(), vec![Arc::new(older)], projection, [], false, limit)?;
         UnionExec::try_new(vec![Arc::new(older), live])
@@ -100,9 +113,9 @@ impl TableProvider for SnapshotTable {
     }
 
     fn statistics(&self) -> Option<Statistics> {
-        let num_rows = match self.0.older_rows() {
-            None => Precision::Exact(self.0.rows_live()),
-            Some(_) => Precision::Absent,
+        let num_rows = match (self.table.older_rows(), self.as_of) {
+            (None, None) => Precision::Exact(self.table.rows_live()),
+            _ => Precision::Absent,
         };
         let column_statistics = vec![ColumnStatistics::new_unknown(); self.schema().fields().len()];
         Some(Statistics { num_rows, total_byte_size: Precision::Absent, column_statistics })
@@ -115,6 +128,7 @@ struct OlderRows {
     schema: SchemaRef,
     history: Arc<dyn History>,
     wanted: Older,
+    as_of: Option<i64>,
 }
 
 impl PartitionStream for OlderRows {
@@ -123,10 +137,11 @@ impl PartitionStream for OlderRows {
     }
 
     fn execute(&self, _context: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let batches = futures::stream::iter(self.history.older(self.wanted)).then(|batch| async move {
+        let as_of = self.as_of;
+        let batches = futures::stream::iter(self.history.older(self.wanted)).then(move |batch| async move {
             // A pause after each batch lets the query's abort take effect.
             tokio::task::yield_now().await;
-            batch.map_err(|error| DataFusionError::External(Box::new(error)))
+            happened(&batch.map_err(|error| DataFusionError::External(Box::new(error)))?, as_of)
         });
         Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), batches))
     }

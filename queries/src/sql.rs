@@ -11,7 +11,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use arrow::{array::RecordBatch, datatypes::SchemaRef};
+use arrow::{array::RecordBatch, datatypes::SchemaRef, temporal_conversions::timestamp_us_to_datetime};
 use async_trait::async_trait;
 use datafusion::{
     common::{DataFusionError, ScalarValue},
@@ -23,6 +23,7 @@ use datafusion::{
     },
     logical_expr::LogicalPlan,
     physical_plan::execute_stream,
+    sql::parser::Statement,
 };
 use futures::StreamExt;
 
@@ -31,7 +32,7 @@ use crate::{
     catalog, guards,
     live_table::{LiveTables, TablesSnapshot},
     places::{Leave, Place, PlacedPool, Places},
-    sql_error,
+    postgres, sql_error,
     sql_error::{LimitOf, SqlError},
 };
 
@@ -106,12 +107,14 @@ impl std::fmt::Debug for SqlEngine {
 impl SqlEngine {
     /// An engine over `tables` whose queries run on `runtime`.
     pub fn new(limits: SqlLimits, tables: Arc<LiveTables>, runtime: tokio::runtime::Handle) -> SqlEngine {
-        let config = SessionConfig::new()
+        let mut config = SessionConfig::new()
             .with_target_partitions(2)
             .with_information_schema(true)
             .with_default_catalog_and_schema(CATALOG, SCHEMA)
             .with_create_default_catalog_and_schema(false);
+        config.options_mut().sql_parser.collect_spans = true;
         let context = SessionContext::new_with_config(config);
+        postgres::functions().into_iter().for_each(|function| context.register_udf(function));
         let places = Places::new(limits.concurrent_max);
         SqlEngine { limits, tables, base: context.state(), runtime, places }
     }
@@ -157,7 +160,9 @@ impl SqlEngine {
         let leave = place.leave();
         let query = Query {
             sql: question.sql,
+            caller: caller.name,
             parameters: question.parameters,
+            as_of: question.as_of,
             rows_max: narrower(limits.rows_max, caller.rows_max),
             memory: narrower(share, caller.memory_bytes),
             place,
@@ -206,7 +211,9 @@ impl Drop for StopOnDrop {
 
 struct Query {
     sql: String,
+    caller: String,
     parameters: Vec<ScalarValue>,
+    as_of: Option<i64>,
     rows_max: (usize, LimitOf),
     memory: (usize, LimitOf),
     place: Arc<Place>,
@@ -217,13 +224,16 @@ impl Query {
     async fn plan(&self, state: &SessionState) -> Result<LogicalPlan, SqlError> {
         guards::check_text(&self.sql)?;
         let dialect = state.config().options().sql_parser.dialect;
-        let statement = state.sql_to_statement(&self.sql, &dialect).map_err(parse_error)?;
+        let mut statement = state.sql_to_statement(&self.sql, &dialect).map_err(parse_error)?;
         guards::check_statement(&statement)?;
+        if let Statement::Statement(inner) = &mut statement {
+            postgres::rewrite(inner, &self.caller);
+        }
         let named = guards::tables_named(&statement);
         let plan =
             state.statement_to_plan(statement).await.map_err(|error| explain_unknown(self.classify(error), &named))?;
         let questions_only = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
-        questions_only.verify_plan(&plan).map_err(|_| guards::read_only())?;
+        questions_only.verify_plan(&plan).map_err(|_| SqlError::ReadOnly)?;
         Ok(plan)
     }
 
@@ -234,7 +244,14 @@ impl Query {
         let numbers = types.keys().filter_map(|name| name.strip_prefix('$')?.parse::<usize>().ok());
         let last = numbers.max().unwrap_or(0).min(PARAMETERS_MAX);
         let parameters = (1..=last).map(|number| types.get(&format!("${number}")).cloned().flatten()).collect();
-        Ok(Described { schema: Arc::new(plan.schema().as_arrow().clone()), parameters })
+        let plan = match self.parameters.is_empty() {
+            true => plan,
+            false => plan.with_param_values(self.parameters.clone()).map_err(|error| self.classify(error))?,
+        };
+        // Where types are made to fit each other; a parameter without a type may keep that from being known.
+        let fitted = state.analyzer().execute_and_check(plan.clone(), state.config_options(), |_, _| {});
+        let schema = fitted.as_ref().unwrap_or(&plan).schema().as_arrow().clone();
+        Ok(Described { schema: Arc::new(schema), parameters })
     }
 
     async fn answer(self, base: SessionState, snapshot: TablesSnapshot) -> Result<QueryResult, SqlError> {
@@ -277,10 +294,14 @@ impl Query {
             .build_arc()?;
         let state = SessionStateBuilder::new_from_existing(base)
             .with_runtime_env(runtime)
-            .with_catalog_list(catalog::catalog_list(snapshot, CATALOG, SCHEMA)?)
+            .with_catalog_list(catalog::catalog_list((snapshot, self.as_of), CATALOG, SCHEMA)?)
             .build();
         // `state()` of a context also stamps the query's start, which `now()` answers.
-        Ok(SessionContext::new_with_state(state).state())
+        let mut state = SessionContext::new_with_state(state).state();
+        if let Some(at) = self.as_of.and_then(timestamp_us_to_datetime) {
+            state.execution_props_mut().query_execution_start_time = Some(at.and_utc());
+        }
+        Ok(state)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why a query was not answered, typed, with the way out in words (SPEC E2; DESIGN §7 rule 6).
 
-use datafusion::error::DataFusionError;
+use datafusion::{common::SchemaError, error::DataFusionError};
 use serde::{Deserialize, Serialize};
 
 /// Whose limit was reached: the server's, or the narrower one of the caller's key.
@@ -30,6 +30,9 @@ impl LimitOf {
 /// Why a query was not answered. `code()` is stable and goes into responses and metrics.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum SqlError {
+    /// The statement is no question.
+    #[error("refused: this endpoint is read-only: SELECT, EXPLAIN, DESCRIBE and SHOW are allowed")]
+    ReadOnly,
     /// The statement is one that this endpoint never runs.
     #[error("refused: {0}")]
     Refused(String),
@@ -39,6 +42,12 @@ pub enum SqlError {
     /// Tables, columns, functions or types do not fit.
     #[error("cannot plan the query: {0}")]
     Plan(String),
+    /// The hint names the nearest table, and all of them.
+    #[error("cannot plan the query: there is no table {name:?}; {hint}")]
+    UnknownTable { name: String, hint: String },
+    /// The hint names the nearest column, and all of them. `at`: line and column of the text, from 1.
+    #[error("cannot plan the query: No field named {name}. {hint}")]
+    UnknownColumn { name: String, hint: String, at: Option<(u64, u64)> },
     #[error(
         "the query ran longer than {limit:?} and was stopped; narrow it by time (WHERE at > now() - INTERVAL '5 minutes') \
          or raise {}", .of.field("timeout")
@@ -70,9 +79,9 @@ impl SqlError {
     /// One word for responses and metrics.
     pub fn code(&self) -> &'static str {
         match self {
-            SqlError::Refused(_) => "refused",
+            SqlError::ReadOnly | SqlError::Refused(_) => "refused",
             SqlError::Parse(_) => "parse",
-            SqlError::Plan(_) => "plan",
+            SqlError::Plan(_) | SqlError::UnknownTable { .. } | SqlError::UnknownColumn { .. } => "plan",
             SqlError::TimedOut { .. } => "timed_out",
             SqlError::TooManyRows { .. } => "too_many_rows",
             SqlError::OutOfMemory { .. } => "out_of_memory",
@@ -91,9 +100,12 @@ impl SqlError {
             | SqlError::EngineRestarted(_)
             | SqlError::TimedOut { .. }
             | SqlError::OutOfMemory { .. } => true,
-            SqlError::Refused(_)
+            SqlError::ReadOnly
+            | SqlError::Refused(_)
             | SqlError::Parse(_)
             | SqlError::Plan(_)
+            | SqlError::UnknownTable { .. }
+            | SqlError::UnknownColumn { .. }
             | SqlError::TooManyRows { .. }
             | SqlError::Execution(_) => false,
         }
@@ -102,24 +114,42 @@ impl SqlError {
 
 /// Sorts DataFusion's errors. `memory` is the pool that the query had.
 pub(crate) fn classify(error: DataFusionError, (limit_bytes, of): (usize, LimitOf)) -> SqlError {
+    let at = error.diagnostic().and_then(|diagnostic| diagnostic.span).map(|span| (span.start.line, span.start.column));
     let root = error.find_root();
     let words = root.message().trim().to_string();
     match root {
         DataFusionError::SQL(..) => SqlError::Parse(words),
-        DataFusionError::Plan(_) | DataFusionError::SchemaError(..) | DataFusionError::NotImplemented(_) => {
-            SqlError::Plan(words)
-        }
+        DataFusionError::SchemaError(schema, _) => match schema.as_ref() {
+            SchemaError::FieldNotFound { field, valid_fields } => {
+                let known: Vec<&str> = valid_fields.iter().map(|field| field.name.as_str()).collect();
+                unknown_column(&field.name, &known, at)
+            }
+            _ => SqlError::Plan(words),
+        },
+        DataFusionError::Plan(_) | DataFusionError::NotImplemented(_) => SqlError::Plan(words),
         DataFusionError::ResourcesExhausted(_) => SqlError::OutOfMemory { limit_bytes, of, detail: words },
         _ => SqlError::Execution(words),
     }
 }
 
+/// The name most like the one given, if one is like it.
+fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let likeness = |known: &str| strsim::jaro_winkler(name, known);
+    known.iter().copied().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|known| likeness(known) > 0.8)
+}
+
 /// Words for a table that is not there: the nearest name, and all names.
 pub(crate) fn unknown_table(name: &str, known: &[&str]) -> SqlError {
-    let nearest = known.iter().max_by(|a, b| strsim::jaro_winkler(name, a).total_cmp(&strsim::jaro_winkler(name, b)));
-    let hint = match nearest.filter(|known| strsim::jaro_winkler(name, known) > 0.8) {
-        Some(nearest) => format!("; did you mean {nearest:?}?"),
-        None => String::new(),
+    let guess = nearest(name, known).map(|nearest| format!("did you mean {nearest:?}? ")).unwrap_or_default();
+    SqlError::UnknownTable { name: name.to_string(), hint: format!("{guess}Tables: {}", known.join(", ")) }
+}
+
+fn unknown_column(name: &str, known: &[&str], at: Option<(u64, u64)>) -> SqlError {
+    let guess = nearest(name, known).map(|nearest| format!("Did you mean {nearest:?}? ")).unwrap_or_default();
+    let all = if known.is_empty() {
+        "There are no columns here".into()
+    } else {
+        format!("Valid fields are {}", known.join(", "))
     };
-    SqlError::Plan(format!("there is no table {name:?}{hint} Tables: {}", known.join(", ")))
+    SqlError::UnknownColumn { name: name.to_string(), hint: format!("{guess}{all}"), at }
 }

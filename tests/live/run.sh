@@ -24,18 +24,19 @@ check() { # check NAME COMMAND…
   fi
 }
 
-if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pyarrow, polars, duckdb' 2>/dev/null; then
+if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pyarrow, polars, duckdb, psycopg, sqlalchemy, adbc_driver_flightsql' 2>/dev/null; then
   echo "installing Python tools (once) into $venv"
   python3 -m venv "$venv" && "$venv/bin/pip" install -q -r tests/python/requirements.txt || exit 1
 fi
 
-# serve NAME [option…]: starts a server on free ports with an empty data folder and waits until it is ready. Sets `server`
-# and EVENKEEL_URL.
+# serve NAME [option…]: starts a server on free ports with an empty data folder and waits until it is ready. Sets `server`,
+# EVENKEEL_URL, EVENKEEL_FLIGHT and EVENKEEL_PG.
 serve() {
   local name=$1
   shift
   export EVENKEEL_URL="http://127.0.0.1:$(port)"
-  "$EVENKEEL_BIN" serve --listen "${EVENKEEL_URL#http://}" --flight-listen "127.0.0.1:$(port)" --data-dir "$work/$name" "$@" \
+  export EVENKEEL_FLIGHT="127.0.0.1:$(port)" EVENKEEL_PG="127.0.0.1:$(port)"
+  "$EVENKEEL_BIN" serve --listen "${EVENKEEL_URL#http://}" --flight-listen "$EVENKEEL_FLIGHT" --pg-listen "$EVENKEEL_PG" --data-dir "$work/$name" "$@" \
     >"$work/$name.log" 2>&1 &
   server=$!
   for _ in $(seq 120); do
@@ -76,6 +77,18 @@ else
   echo "SKIPPED (no Chromium: install it, or set CHROMIUM)"
 fi
 check "stops on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
+export EVENKEEL_TENANT=operator EVENKEEL_KEY=sesame-for-the-doors
+printf '[[server.keys]]\nkey = "%s"\ntenant = "%s"\nclass = "High"\n' "$EVENKEEL_KEY" "$EVENKEEL_TENANT" >"$work/doors.toml"
+serve doors --model simulated --workers 1 --config "$work/doors.toml"
+if command -v psql >/dev/null; then
+  check "psql, psycopg and SQLAlchemy" "$venv/bin/python" tests/python/postgres_client.py
+else
+  skipped=$((skipped + 1))
+  echo "SKIPPED (no psql: install postgresql-client)"
+fi
+check "ADBC over Flight SQL" "$venv/bin/python" tests/python/flight_sql_client.py
+check "doors stop on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
+unset EVENKEEL_TENANT EVENKEEL_KEY
 if [ -n "$chromium" ]; then
   # Little memory for KV, so that a few dozen prompts drive each other out of the caches.
   printf '[workers]\nkv_bytes_max = "24MiB"\n[dataflow]\nfunnel_window = "2s"\nmrc_interval = "2s"\n[[shadow.policies]]\nname = "even"\npolicy = { route = { policy = "round_robin" } }\n' >"$work/storm.toml"

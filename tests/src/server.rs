@@ -92,6 +92,7 @@ impl Server {
             // Tests share the machine, and what they ask by SQL is not to wait for the others.
             .env("EVENKEEL_SQL__NICENESS", "0")
             .args(["serve", "--listen", &address, "--flight-listen", &format!("127.0.0.1:{}", free_port())])
+            .args(["--pg-listen", "off"])
             .arg("--config")
             .arg(&config)
             .args(arguments)

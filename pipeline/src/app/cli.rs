@@ -106,10 +106,10 @@ struct ServeArgs {
     listen: Option<SocketAddr>,
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Address for the PostgreSQL wire; this version has no such door and says so
+    /// Address of the PostgreSQL wire, or "off"
     #[arg(long)]
-    pg_listen: Option<SocketAddr>,
-    /// Address of Arrow Flight
+    pg_listen: Option<config::Listen>,
+    /// Address of Arrow Flight: Flight SQL, and workers' telemetry
     #[arg(long)]
     flight_listen: Option<SocketAddr>,
     /// Run the dataflow over this many processes of this machine
@@ -196,11 +196,6 @@ fn run(command: Command) -> anyhow::Result<()> {
 
 impl ServeArgs {
     fn load(self) -> anyhow::Result<config::Config> {
-        if let Some(address) = self.pg_listen {
-            eprintln!(
-                "evenkeel: --pg-listen {address}: this version does not serve the PostgreSQL wire; use POST /sql"
-            );
-        }
         let (foreign, has_file) = (!self.worker_urls.is_empty(), self.config.is_some());
         let workers: Vec<_> = self.worker_urls.into_iter().map(config::ForeignWorker::at).collect();
         // Beside foreign workers, own ones are started when asked for; a model alone counts the foreign ones' tokens.
@@ -214,6 +209,7 @@ impl ServeArgs {
             .set("server.listen", self.listen)
             .set("server.data_dir", self.data_dir)
             .set("server.flight_listen", self.flight_listen)
+            .set("server.pg_listen", self.pg_listen)
             .set("dataflow.processes", self.timely_processes)
             .set("dataflow.hosts_file", self.timely_hosts);
         Ok(config::load(self.config.as_deref(), overrides)?)

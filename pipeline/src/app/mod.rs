@@ -10,6 +10,8 @@
 //! | `http` | connections: limits, slow clients, graceful end |
 //! | `sql_routes`, `snapshot_routes` | `POST /sql`, `/snapshots` |
 //! | `query_worker` | SQL from outside in a process of its own: bounds, feed, restarts |
+//! | `postgres` | the PostgreSQL wire: psql, Grafana, JDBC |
+//! | `flight_sql` | Arrow Flight SQL, beside workers' telemetry |
 //! | `explain` | `GET /v1/requests/{id}/explain`: why a request went as it did |
 //! | `shadow` | policies on the live stream that decide and do not act |
 //! | `traces` | spans of requests for an OTLP collector |
@@ -41,6 +43,7 @@ mod driver;
 mod engine_metrics;
 mod examples;
 pub mod explain;
+mod flight_sql;
 pub mod glue;
 pub mod http;
 pub mod live;
@@ -49,6 +52,7 @@ mod modes;
 pub mod page;
 mod plan_book;
 mod plant_metrics;
+mod postgres;
 pub mod prompt;
 mod quality;
 pub mod query_worker;

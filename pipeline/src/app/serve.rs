@@ -21,10 +21,12 @@ use tower_http::cors::{self, AllowOrigin, CorsLayer};
 use super::{
     bucket_planner, engine_metrics,
     explain::{self, ExplainDoor},
+    flight_sql::{self, FlightDoor},
     glue::{BusSink, Views, WallClock},
     http, live,
     loaded::Loaded,
     modes, page,
+    postgres::{self, PgDoor},
     query_worker::{Keeper, KeeperSetup, QueryWorkerOptions},
     row_metrics,
     shadow::{self, Outlet, ShadowSink, Told},
@@ -34,7 +36,7 @@ use super::{
 };
 use crate::{
     bus::{Bus, BusGuard, Clock as BusClock, LogWriter},
-    config::{Config, Mode, Recorded},
+    config::{Config, Listen, Mode, Recorded},
     dataflow::{
         Dataflow, FlowViews, PredictorSpan, funnel_rows, horizon_periods, predictor_rows, trend_epochs, view_rows,
     },
@@ -46,7 +48,6 @@ use crate::{
     rows::{FaultRow, Row},
     worker::{
         child::WorkerCommand,
-        flight_server,
         foreign::{ForeignKeepers, ForeignPlant},
         supervisor::{Supervisor, SupervisorConfig},
     },
@@ -141,7 +142,19 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let flight = http::listen("server.flight_listen", config.server.flight_listen).await?;
     let (address, flight_address) = (listener.local_addr()?, flight.local_addr()?);
     let stop = CancellationToken::new();
-    runtimes.ingest.spawn(serve_flight(flight, BusSink(plant.bus.clone()), stop.clone()));
+    let pg = match config.server.pg_listen {
+        Listen::On(address) => Some(http::listen("server.pg_listen", address).await?),
+        Listen::Off => None,
+    };
+    let pg_address = pg.as_ref().map(TcpListener::local_addr).transpose()?;
+    let sql = keep_sql(config, plant, runtimes)?;
+    let telemetry = Arc::new(BusSink(plant.bus.clone()));
+    let door = FlightDoor { answers: sql.answers(), keys: Keys::new(&config.server.keys), telemetry };
+    runtimes.ingest.spawn(serve_flight(flight, door, stop.clone()));
+    if let Some(pg) = pg {
+        let door = Arc::new(PgDoor::new(&config.server, sql.answers()));
+        runtimes.main.spawn(postgres::serve(pg, door, stop.clone()));
+    }
 
     // Without workers of our own, a model file counts the tokens of others.
     let (models, counting) =
@@ -158,7 +171,6 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let own_models = deps.models.names().into_iter().map(String::from).collect();
     let gateway = Gateway::with_foreign(deps, foreign.clone());
     let modes = modes::Modes::default();
-    let sql = keep_sql(config, plant, runtimes)?;
     super::query_worker::register(&metrics, sql.counters());
     let watch = modes::Watch::new((plant.bus.clone(), plant.views.clone()), sql.counters(), modes.clone());
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
@@ -182,7 +194,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let keeping = ForeignPlant { models: foreign, directory, instances: sink.clone(), events: sink, own_models };
     let keepers = ForeignKeepers::start(&config.foreign, first, &keeping);
     let router = router(config, gateway, plant, (runtimes, live_events, sql.answers()))?;
-    announce(address, flight_address, config);
+    announce(address, (flight_address, pg_address), config);
     let server = tokio::spawn({
         let (stop, config) = (stop.clone(), config.server.clone());
         async move { http::serve(listener, router, &config, stop).await }
@@ -324,10 +336,9 @@ fn snapshot_folder(config: &Config) -> PathBuf {
     config.server.data_dir.join("snapshots")
 }
 
-async fn serve_flight(listener: TcpListener, sink: BusSink, stop: CancellationToken) {
-    let service = flight_server::service(Arc::new(sink));
+async fn serve_flight(listener: TcpListener, door: FlightDoor, stop: CancellationToken) {
     let served = tonic::transport::Server::builder()
-        .add_service(service)
+        .add_service(flight_sql::service(door))
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
         .await;
     if let Err(error) = served {
@@ -414,7 +425,7 @@ async fn publish_all<R: Row>(bus: &Bus, rows: Vec<R>) {
     }
 }
 
-fn announce(address: SocketAddr, flight: SocketAddr, config: &Config) {
+fn announce(address: SocketAddr, (flight, pg): (SocketAddr, Option<SocketAddr>), config: &Config) {
     if !config.foreign.workers.is_empty() {
         eprintln!("evenkeel: serving what {} foreign worker(s) serve", config.foreign.workers.len());
     }
@@ -424,7 +435,10 @@ fn announce(address: SocketAddr, flight: SocketAddr, config: &Config) {
     eprintln!("  OpenAI API  http://{address}/v1   (ready when http://{address}/ready answers 200)");
     eprintln!("  dashboard   http://{address}/");
     eprintln!("  SQL         POST http://{address}/sql      metrics http://{address}/metrics");
-    eprintln!("  telemetry   Arrow Flight on {flight}");
+    eprintln!("  Flight SQL  grpc://{flight}      telemetry of workers, too");
+    if let Some(pg) = pg {
+        eprintln!("  PostgreSQL  psql -h {} -p {} evenkeel", pg.ip(), pg.port());
+    }
     eprintln!("  data        {}", config.server.data_dir.display());
 }
 

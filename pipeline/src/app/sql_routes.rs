@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use arrow::datatypes::{DataType, TimeUnit};
 use axum::{
     Json, Router,
     body::Bytes,
@@ -15,7 +16,7 @@ use axum::{
     routing::post,
 };
 use queries::{
-    Caller, QueryResult, Question, SqlAnswers, SqlError,
+    Caller, QueryResult, Question, ScalarValue, SqlAnswers, SqlError,
     encode::{self, EncodeError},
 };
 use serde::Deserialize;
@@ -36,6 +37,8 @@ pub struct SqlDoor {
 #[serde(deny_unknown_fields)]
 struct SqlRequest {
     query: String,
+    /// The moment as which the tables are seen, as in `2026-01-31T12:00:00Z`.
+    as_of: Option<String>,
 }
 
 pub fn routes(door: Arc<SqlDoor>) -> Router {
@@ -54,6 +57,15 @@ pub(super) fn caller(tenant: &Tenant) -> Caller {
     }
 }
 
+/// A time in microseconds since the epoch, in UTC where it names no zone.
+pub(super) fn moment(text: &str) -> Option<i64> {
+    let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    match ScalarValue::Utf8(Some(text.trim().to_string())).cast_to(&utc) {
+        Ok(ScalarValue::TimestampMicrosecond(at, _)) => at,
+        _ => None,
+    }
+}
+
 async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) -> Response {
     let tenant = match door.keys.tenant(&headers) {
         Ok(tenant) => tenant,
@@ -67,7 +79,15 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
         }
     };
     let started = std::time::Instant::now();
-    let answer = match door.answers.answer(Question::new(request.query, caller(&tenant))).await {
+    let as_of = match request.as_of.as_deref().map(|text| moment(text).ok_or(text)).transpose() {
+        Ok(as_of) => as_of,
+        Err(text) => {
+            let message = format!("as_of = {text:?}: expected a time such as \"2026-01-31T12:00:00Z\"");
+            return refusal(StatusCode::BAD_REQUEST, ("invalid_request_error", "invalid_value"), &message);
+        }
+    };
+    let question = Question { as_of, ..Question::new(request.query, caller(&tenant)) };
+    let answer = match door.answers.answer(question).await {
         Ok(answer) => answer,
         Err(error) => return sql_error(&error),
     };
@@ -134,7 +154,12 @@ pub(super) fn sql_error(error: &SqlError) -> Response {
         SqlError::TimedOut { .. } => StatusCode::REQUEST_TIMEOUT,
         SqlError::TooManyRows { .. } | SqlError::OutOfMemory { .. } => StatusCode::PAYLOAD_TOO_LARGE,
         SqlError::Execution { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-        SqlError::Refused { .. } | SqlError::Parse { .. } | SqlError::Plan { .. } => StatusCode::BAD_REQUEST,
+        SqlError::ReadOnly
+        | SqlError::Refused { .. }
+        | SqlError::Parse { .. }
+        | SqlError::Plan { .. }
+        | SqlError::UnknownTable { .. }
+        | SqlError::UnknownColumn { .. } => StatusCode::BAD_REQUEST,
     };
     let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
     let mut response = refusal(status, (kind, error.code()), &error.to_string());

@@ -48,6 +48,11 @@ pub struct Config {
 pub struct Server {
     pub listen: SocketAddr,
     pub flight_listen: SocketAddr,
+    /// Of the PostgreSQL wire.
+    pub pg_listen: Listen,
+    pub pg_connections_max: usize,
+    #[serde(with = "humantime_serde")]
+    pub pg_idle_timeout: Duration,
     pub data_dir: PathBuf,
     pub body_max: ByteSize,
     #[serde(with = "humantime_serde")]
@@ -59,6 +64,45 @@ pub struct Server {
     pub drain_timeout: Duration,
     pub allow_origins: Vec<String>,
     pub keys: Vec<Key>,
+}
+
+/// An address to listen on, or "off".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Listen {
+    Off,
+    On(SocketAddr),
+}
+
+impl TryFrom<String> for Listen {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl std::str::FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Listen::Off),
+            address => match address.parse() {
+                Ok(address) => Ok(Listen::On(address)),
+                Err(_) => Err(format!("{address:?}: expected an address such as \"127.0.0.1:5454\", or \"off\"")),
+            },
+        }
+    }
+}
+
+impl From<Listen> for String {
+    fn from(listen: Listen) -> String {
+        match listen {
+            Listen::Off => "off".into(),
+            Listen::On(address) => address.to_string(),
+        }
+    }
 }
 
 /// Tenant of everybody where no keys are configured.

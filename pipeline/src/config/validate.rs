@@ -5,8 +5,12 @@ use std::{ops::RangeInclusive, time::Duration};
 use bytesize::ByteSize;
 
 use super::{
-    Bus, Config, ConfigError, Dataflow, Key, LOCAL_TENANT, Server, Speculation, Sql, Tracing, Workers, models, variants,
+    Bus, Config, ConfigError, Dataflow, Key, LOCAL_TENANT, Listen, Server, Speculation, Sql, Tracing, Workers, models,
+    variants,
 };
+
+/// Most sessions of the PostgreSQL wire that may be allowed.
+const PG_CONNECTIONS_MAX: usize = 10_000;
 
 /// How long a process of the dataflow may be silent, at least and at most.
 pub const HEARTBEAT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
@@ -212,12 +216,27 @@ fn server(server: &Server) -> Result<(), ConfigError> {
         server.listen,
         "a loopback address, or server.keys set: anything but loopback requires keys",
     )?;
+    let guarded = "a loopback address, or server.keys set: anything but loopback requires keys";
     require(
-        server.flight_listen.ip().is_loopback(),
+        server.flight_listen.ip().is_loopback() || !server.keys.is_empty(),
         "server.flight_listen",
         server.flight_listen,
-        "a loopback address: workers publish here without a key",
-    )
+        guarded,
+    )?;
+    at_least_one(server.pg_connections_max, "server.pg_connections_max")?;
+    require(
+        server.pg_connections_max <= PG_CONNECTIONS_MAX,
+        "server.pg_connections_max",
+        server.pg_connections_max,
+        format!("at most {PG_CONNECTIONS_MAX}"),
+    )?;
+    match server.pg_listen {
+        Listen::Off => Ok(()),
+        Listen::On(address) => {
+            let is_fine = address.ip().is_loopback() || !server.keys.is_empty();
+            require(is_fine, "server.pg_listen", address, guarded)
+        }
+    }
 }
 
 fn at_least_one(count: usize, key: &'static str) -> Result<(), ConfigError> {
@@ -284,6 +303,8 @@ mod tests {
             refusal(|config| config.server.request_timeout = Duration::ZERO),
             refusal(|config| config.server.listen = ([0, 0, 0, 0], 8080).into()),
             refusal(|config| config.server.flight_listen = ([0, 0, 0, 0], 8815).into()),
+            refusal(|config| config.server.pg_listen = Listen::On(([0, 0, 0, 0], 5454).into())),
+            refusal(|config| config.server.pg_connections_max = 0),
         ];
         expect_test::expect![[r#"
             workers.threads = 0: expected 1 to 1024
@@ -308,7 +329,9 @@ mod tests {
             sql.niceness = 20: expected 0 to 19
             server.request_timeout = 0ns: expected more than 0
             server.listen = 0.0.0.0:8080: expected a loopback address, or server.keys set: anything but loopback requires keys
-            server.flight_listen = 0.0.0.0:8815: expected a loopback address: workers publish here without a key"#]]
+            server.flight_listen = 0.0.0.0:8815: expected a loopback address, or server.keys set: anything but loopback requires keys
+            server.pg_listen = 0.0.0.0:5454: expected a loopback address, or server.keys set: anything but loopback requires keys
+            server.pg_connections_max = 0: expected at least 1"#]]
         .assert_eq(&lines.join("\n"));
         let narrower = |change: fn(&mut KeySql)| {
             let mut config = load(None, Overrides::default()).expect("the defaults are valid");

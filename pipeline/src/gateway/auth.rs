@@ -79,6 +79,16 @@ impl Keys {
     }
 }
 
+impl Keys {
+    /// The tenant of a key that came another way than in a header. `None`: nobody's, and keys are configured.
+    pub fn of_key(&self, key: &str) -> Option<Tenant> {
+        if self.tenants.is_empty() {
+            return Some(Tenant::local());
+        }
+        self.tenants.get(&digest(key.trim())).cloned()
+    }
+}
+
 fn digest(key: &str) -> [u8; 32] {
     Sha256::digest(key.as_bytes()).into()
 }

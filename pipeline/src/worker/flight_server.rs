@@ -1,4 +1,5 @@
-//! Where workers' telemetry arrives in `serve`: the Flight service that takes `DoPut` and nothing else.
+//! Where workers' telemetry arrives in `serve`: [`put`], which the Flight door of `serve` hands streams to whose descriptor names
+//! a topic, and a Flight service that takes `DoPut` and nothing else.
 //!
 //! A stream's descriptor is `[topic]`; its first message is the schema, which must be the topic's; each batch carries a
 //! [`BatchMark`] and is acknowledged by its `seq` once the [`RemoteSink`] has it. So a slow bus holds the worker's next
@@ -28,7 +29,8 @@ use tonic::{Request, Response, Status, Streaming};
 use super::telemetry::{BatchAck, BatchMark};
 use crate::ids::ProcessEpoch;
 
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Largest message taken.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Topics that workers publish; the others are written in `serve` alone.
 const REMOTE_TOPICS: [Topic; 3] = [Topic::EngineSteps, Topic::KvEvents, Topic::Speculation];
 
@@ -65,7 +67,8 @@ pub struct TelemetryFlight {
     sink: Arc<dyn RemoteSink>,
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// What a call of the service streams back.
+pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 struct Put {
     sink: Arc<dyn RemoteSink>,
@@ -163,6 +166,25 @@ fn decode_status(error: FlightError) -> Status {
     }
 }
 
+/// Takes one stream of telemetry, and answers with its acknowledgements.
+pub async fn put<S>(sink: Arc<dyn RemoteSink>, mut messages: S) -> Result<Answers<PutResult>, Status>
+where
+    S: Stream<Item = Result<FlightData, Status>> + Send + Unpin + 'static,
+{
+    let first = messages.next().await.ok_or_else(|| Status::invalid_argument("the stream is empty"))??;
+    let topic = topic_of(first.flight_descriptor.as_ref()).map_err(Status::invalid_argument)?;
+    let all = stream::iter([Ok(first)]).chain(messages.map_err(FlightError::from));
+    let put = Put { sink, topic, decoder: FlightDataDecoder::new(all) };
+    // An error ends the stream: tonic sends it as the status.
+    let answers = stream::unfold(Some(put), |put| async move {
+        let mut put = put?;
+        let answer = put.next().await?;
+        let open = answer.is_ok();
+        Some((answer, open.then_some(put)))
+    });
+    Ok(Box::pin(answers))
+}
+
 fn only_do_put<T>() -> Result<Response<T>, Status> {
     Err(Status::unimplemented("this Flight service takes telemetry by DoPut; for queries use POST /sql"))
 }
@@ -178,19 +200,7 @@ impl FlightService for TelemetryFlight {
     type ListActionsStream = Answers<ActionType>;
 
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
-        let mut messages = request.into_inner();
-        let first = messages.message().await?.ok_or_else(|| Status::invalid_argument("the stream is empty"))?;
-        let topic = topic_of(first.flight_descriptor.as_ref()).map_err(Status::invalid_argument)?;
-        let all = stream::iter([Ok(first)]).chain(messages.map_err(FlightError::from));
-        let put = Put { sink: self.sink.clone(), topic, decoder: FlightDataDecoder::new(all) };
-        // An error ends the stream: tonic sends it as the status.
-        let answers = stream::unfold(Some(put), |put| async move {
-            let mut put = put?;
-            let answer = put.next().await?;
-            let open = answer.is_ok();
-            Some((answer, open.then_some(put)))
-        });
-        Ok(Response::new(Box::pin(answers)))
+        put(self.sink.clone(), request.into_inner()).await.map(Response::new)
     }
 
     async fn handshake(

@@ -1,6 +1,7 @@
 //! The crate's integration tests, in one binary (a second one would link DataFusion again).
 #![allow(clippy::unwrap_used)]
 
+mod answers;
 mod encode;
 mod fixtures;
 mod history;

@@ -90,6 +90,7 @@ pub(super) fn question_to_proto(question: &Question, seen: Vec<u64>) -> Result<A
         rows_max: caller.rows_max.map(|own| own as u64),
         concurrent_max: caller.concurrent_max.map(|own| own as u64),
         seen,
+        as_of: question.as_of,
     })
 }
 
@@ -102,7 +103,8 @@ pub(super) fn question_from_proto(request: AskRequest) -> Result<Question, WireE
         rows_max: number(request.rows_max),
         concurrent_max: number(request.concurrent_max),
     };
-    Ok(Question { sql: request.sql, parameters: parameters_from_ipc(request.parameters)?, caller })
+    let parameters = parameters_from_ipc(request.parameters)?;
+    Ok(Question { parameters, as_of: request.as_of, ..Question::new(request.sql, caller) })
 }
 
 fn parameters_to_ipc(values: &[ScalarValue]) -> Result<Vec<u8>, WireError> {
@@ -260,11 +262,12 @@ mod tests {
         };
         let parameters =
             vec![ScalarValue::Int64(Some(3)), ScalarValue::Utf8(Some("it's".into())), ScalarValue::Float64(None)];
-        let full = Question { sql: "select $1".into(), parameters, caller };
+        let full = Question { parameters, as_of: Some(-5), ..Question::new("select $1", caller) };
         for question in [full, Question::new("select 1", Caller::new("local"))] {
             let sent = question_to_proto(&question, vec![1, 2]).unwrap();
             let got = question_from_proto(sent).unwrap();
-            assert_eq!((got.sql, got.parameters, got.caller), (question.sql, question.parameters, question.caller));
+            let parts = |q: Question| (q.sql, q.parameters, q.as_of, q.caller);
+            assert_eq!(parts(got), parts(question));
         }
     }
 

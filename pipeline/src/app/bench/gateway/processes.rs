@@ -53,6 +53,7 @@ impl ServeProcess {
             .arg(&config)
             .arg(format!("--listen={listen}"))
             .arg(format!("--flight-listen={flight}"))
+            .arg("--pg-listen=off")
             .arg("--data-dir")
             .arg(folder.path().join("data"))
             .stdin(Stdio::null())

@@ -50,6 +50,7 @@ impl Serving {
             .arg(&config)
             .arg(format!("--listen={listen}"))
             .arg(format!("--flight-listen={flight}"))
+            .arg("--pg-listen=off")
             .arg("--data-dir")
             .arg(folder.path().join("data"))
             .stdin(Stdio::null())

@@ -158,7 +158,7 @@ impl Router {
             Who::Direct | Who::Evenkeel => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.args(["serve", "--listen", &format!("127.0.0.1:{port}")]);
-                command.args(["--flight-listen", &format!("127.0.0.1:{other}")]);
+                command.args(["--flight-listen", &format!("127.0.0.1:{other}"), "--pg-listen", "off"]);
                 command.arg("--data-dir").arg(folder.join(format!("data-{port}")));
                 for url in &workers.urls {
                     command.args(["--worker-url", url]);

@@ -1,0 +1,345 @@
+//! Statements of PostgreSQL as DataFusion understands them.
+//!
+//! What is changed: names qualified with `pg_catalog`; types that only PostgreSQL has (`::regclass`, `::oid`, `::name`);
+//! `OPERATOR(pg_catalog.~)` and `COLLATE`; `!~~`; who asks (`current_user`); and a SELECT over a table that never has rows, which
+//! becomes one without rows and without what it would have computed for them.
+//! Invariant: a statement that uses none of these is left as it is. Cost: O(nodes of the statement).
+
+use std::ops::ControlFlow;
+
+use datafusion::sql::sqlparser::ast::{
+    self, ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
+    FunctionArgumentList, FunctionArguments, GroupByExpr, Ident, JoinOperator, ObjectName, ObjectNamePart, Query,
+    Select, SelectItem, SetExpr, TableFactor, TableWithJoins, UnaryOperator, Value, VisitMut, VisitorMut,
+};
+
+use super::{SCHEMA, fixed, is_table};
+
+/// Changes the statement in place. `caller` is what `current_user` says.
+pub(crate) fn rewrite(statement: &mut ast::Statement, caller: &str) {
+    let _ = statement.visit(&mut Postgres { caller });
+}
+
+struct Postgres<'a> {
+    caller: &'a str,
+}
+
+impl VisitorMut for Postgres<'_> {
+    type Break = ();
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<()> {
+        // What it was to be ordered by goes with its columns.
+        if never_has_rows(query) {
+            query.order_by = None;
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_select(&mut self, select: &mut Select) -> ControlFlow<()> {
+        if is_over_nothing(select) {
+            empty(select);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_relation(&mut self, relation: &mut ObjectName) -> ControlFlow<()> {
+        let parts: Vec<String> = relation.0.iter().map(part).collect();
+        match parts.as_slice() {
+            [name] if name.starts_with("pg_") && is_table(name) => {
+                relation.0.insert(0, ObjectNamePart::Identifier(Ident::new(SCHEMA)));
+            }
+            // A table function, as in pg_catalog.generate_series(1, 3).
+            [schema, name] if schema == SCHEMA && !is_table(name) => {
+                relation.0.remove(0);
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        let replaced = match expr {
+            Expr::Subquery(query) if never_has_rows(query) => Some(null()),
+            Expr::Exists { subquery, negated } if never_has_rows(subquery) => Some(flag(*negated)),
+            Expr::InSubquery { subquery, negated, .. } if never_has_rows(subquery) => Some(flag(*negated)),
+            _ => None,
+        };
+        if let Some(replaced) = replaced {
+            *expr = replaced;
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        match expr {
+            Expr::Collate { expr: inner, .. } => *expr = take(inner),
+            Expr::Cast { expr: inner, data_type, kind: CastKind::Cast | CastKind::DoubleColon, .. } => {
+                match target(data_type) {
+                    Target::AsIs => {}
+                    Target::Type(plain) => *data_type = plain,
+                    Target::Call(name) => *expr = call(name, take(inner)),
+                }
+            }
+            Expr::BinaryOp { left, op, right } => {
+                if let BinaryOperator::PGCustomBinaryOperator(name) = op
+                    && let Some(known) = operator(name)
+                {
+                    *op = known;
+                }
+                let negated = match op {
+                    BinaryOperator::PGNotLikeMatch => BinaryOperator::PGLikeMatch,
+                    BinaryOperator::PGNotILikeMatch => BinaryOperator::PGILikeMatch,
+                    _ => return ControlFlow::Continue(()),
+                };
+                let like = Expr::BinaryOp { left: left.clone(), op: negated, right: right.clone() };
+                *expr = Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(Expr::Nested(Box::new(like))) };
+            }
+            Expr::Function(function) => {
+                let parts: Vec<String> = function.name.0.iter().map(part).collect();
+                if let [schema, _] = parts.as_slice()
+                    && schema == SCHEMA
+                {
+                    function.name.0.remove(0);
+                }
+                let is_word = matches!(function.args, FunctionArguments::None);
+                if is_word && parts.last().is_some_and(|name| is_who(name)) {
+                    *expr = text(self.caller);
+                }
+            }
+            Expr::Identifier(name) if name.quote_style.is_none() => match name.value.to_ascii_lowercase().as_str() {
+                "current_schema" => *expr = text("public"),
+                word if is_who(word) => *expr = text(self.caller),
+                _ => {}
+            },
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn is_who(word: &str) -> bool {
+    matches!(word, "current_user" | "session_user" | "user" | "current_role")
+}
+
+/// A part of a name as it is looked up.
+fn part(part: &ObjectNamePart) -> String {
+    match part.as_ident() {
+        Some(ident) if ident.quote_style.is_some() => ident.value.clone(),
+        Some(ident) => ident.value.to_ascii_lowercase(),
+        None => part.to_string(),
+    }
+}
+
+fn take(expr: &mut Expr) -> Expr {
+    std::mem::replace(expr, null())
+}
+
+fn null() -> Expr {
+    let (expr, data_type) = (Box::new(Expr::Value(Value::Null.into())), DataType::Varchar(None));
+    Expr::Cast { kind: CastKind::Cast, expr, data_type, array: false, format: None }
+}
+
+fn flag(value: bool) -> Expr {
+    Expr::Value(Value::Boolean(value).into())
+}
+
+fn text(value: &str) -> Expr {
+    Expr::Value(Value::SingleQuotedString(value.to_string()).into())
+}
+
+fn call(name: &str, argument: Expr) -> Expr {
+    let args = vec![FunctionArg::Unnamed(FunctionArgExpr::Expr(argument))];
+    Expr::Function(Function {
+        name: ObjectName::from(vec![Ident::new(name)]),
+        uses_odbc_syntax: false,
+        parameters: FunctionArguments::None,
+        args: FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: Vec::new() }),
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: Vec::new(),
+    })
+}
+
+/// What a cast becomes.
+enum Target {
+    AsIs,
+    Type(DataType),
+    /// Numbers to names and names to numbers: a function of ours.
+    Call(&'static str),
+}
+
+fn target(data_type: &DataType) -> Target {
+    let name = match data_type {
+        DataType::Regclass => return Target::Call("regclass"),
+        DataType::JSON | DataType::JSONB => return Target::Type(DataType::Varchar(None)),
+        DataType::Array(ArrayElemTypeDef::SquareBracket(item, size)) => {
+            return match target(item) {
+                Target::Type(plain) => {
+                    Target::Type(DataType::Array(ArrayElemTypeDef::SquareBracket(Box::new(plain), *size)))
+                }
+                _ => Target::AsIs,
+            };
+        }
+        DataType::Custom(name, _) => name,
+        _ => return Target::AsIs,
+    };
+    let parts: Vec<String> = name.0.iter().map(part).collect();
+    let name = match parts.as_slice() {
+        [name] => name,
+        [schema, name] if schema == SCHEMA || schema == "information_schema" => name,
+        _ => return Target::AsIs,
+    };
+    match name.as_str() {
+        "regclass" => Target::Call("regclass"),
+        "regtype" => Target::Call("regtype"),
+        "regnamespace" => Target::Call("regnamespace"),
+        "regrole" => Target::Call("regrole"),
+        "name" | "char" | "text" | "varchar" | "bpchar" | "cstring" | "regproc" | "regprocedure" | "json" | "jsonb"
+        | "sql_identifier" | "character_data" | "yes_or_no" | "citext" | "xml" | "pg_node_tree" => {
+            Target::Type(DataType::Varchar(None))
+        }
+        "oid" | "xid" | "cid" | "int8" | "cardinal_number" => Target::Type(DataType::BigInt(None)),
+        "int4" => Target::Type(DataType::Integer(None)),
+        "int2" => Target::Type(DataType::SmallInt(None)),
+        "bool" => Target::Type(DataType::Boolean),
+        "float8" => Target::Type(DataType::DoublePrecision),
+        "float4" => Target::Type(DataType::Real),
+        _ => Target::AsIs,
+    }
+}
+
+/// `OPERATOR(pg_catalog.~)` and its like.
+fn operator(name: &[String]) -> Option<BinaryOperator> {
+    Some(match name.last()?.as_str() {
+        "~" => BinaryOperator::PGRegexMatch,
+        "~*" => BinaryOperator::PGRegexIMatch,
+        "!~" => BinaryOperator::PGRegexNotMatch,
+        "!~*" => BinaryOperator::PGRegexNotIMatch,
+        "~~" => BinaryOperator::PGLikeMatch,
+        "~~*" => BinaryOperator::PGILikeMatch,
+        "!~~" => BinaryOperator::PGNotLikeMatch,
+        "!~~*" => BinaryOperator::PGNotILikeMatch,
+        "=" => BinaryOperator::Eq,
+        "<>" => BinaryOperator::NotEq,
+        "<" => BinaryOperator::Lt,
+        "<=" => BinaryOperator::LtEq,
+        ">" => BinaryOperator::Gt,
+        ">=" => BinaryOperator::GtEq,
+        "+" => BinaryOperator::Plus,
+        "-" => BinaryOperator::Minus,
+        "*" => BinaryOperator::Multiply,
+        "/" => BinaryOperator::Divide,
+        "||" => BinaryOperator::StringConcat,
+        _ => return None,
+    })
+}
+
+/// Whether a query is one SELECT over a table that never has rows.
+fn never_has_rows(query: &Query) -> bool {
+    match query.body.as_ref() {
+        SetExpr::Select(select) => query.with.is_none() && is_over_nothing(select),
+        _ => false,
+    }
+}
+
+/// Whether a SELECT joins a table that never has rows in such a way that there can be no row, and would give none for none.
+fn is_over_nothing(select: &Select) -> bool {
+    let plain = |item: &SelectItem| matches!(item, SelectItem::UnnamedExpr(_) | SelectItem::ExprWithAlias { .. });
+    let is_grouped = match &select.group_by {
+        GroupByExpr::Expressions(by, _) => !by.is_empty(),
+        GroupByExpr::All(_) => true,
+    };
+    select.from.iter().any(gives_nothing)
+        && select.projection.iter().all(plain)
+        && (is_grouped || !select.projection.iter().any(is_aggregate))
+        && select.having.is_none()
+}
+
+fn gives_nothing(from: &TableWithJoins) -> bool {
+    let keeps_left = |operator: &JoinOperator| {
+        !matches!(
+            operator,
+            JoinOperator::Right(_)
+                | JoinOperator::RightOuter(_)
+                | JoinOperator::FullOuter(_)
+                | JoinOperator::RightAnti(_)
+        )
+    };
+    let needs_right = |operator: &JoinOperator| {
+        matches!(operator, JoinOperator::Join(_) | JoinOperator::Inner(_) | JoinOperator::CrossJoin(_))
+    };
+    from.joins.iter().all(|join| keeps_left(&join.join_operator))
+        && (is_empty_table(&from.relation)
+            || from.joins.iter().any(|join| needs_right(&join.join_operator) && is_empty_table(&join.relation)))
+}
+
+fn is_empty_table(factor: &TableFactor) -> bool {
+    let TableFactor::Table { name, args: None, .. } = factor else { return false };
+    let parts: Vec<String> = name.0.iter().map(part).collect();
+    match parts.as_slice() {
+        [name] => fixed::is_empty(name),
+        [schema, name] => schema == SCHEMA && fixed::is_empty(name),
+        _ => false,
+    }
+}
+
+/// Whether an expression of the list may be an aggregate, which gives a row also for no rows.
+fn is_aggregate(item: &SelectItem) -> bool {
+    const AGGREGATES: [&str; 12] = [
+        "count",
+        "sum",
+        "min",
+        "max",
+        "avg",
+        "array_agg",
+        "string_agg",
+        "bool_or",
+        "bool_and",
+        "every",
+        "json_agg",
+        "mode",
+    ];
+    let (SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. }) = item else { return false };
+    let found = ast::visit_expressions(expr, |expr| match expr {
+        Expr::Function(function)
+            if function.name.0.last().is_some_and(|name| AGGREGATES.contains(&part(name).as_str())) =>
+        {
+            ControlFlow::Break(())
+        }
+        _ => ControlFlow::Continue(()),
+    });
+    found.is_break()
+}
+
+/// Makes a SELECT one of NULLs under its columns' names, without rows.
+fn empty(select: &mut Select) {
+    let mut names: Vec<String> = Vec::new();
+    for item in &mut select.projection {
+        let name = match item {
+            SelectItem::ExprWithAlias { alias, .. } => alias.value.clone(),
+            SelectItem::UnnamedExpr(expr) => name_of(expr),
+            _ => continue,
+        };
+        let taken = names.iter().filter(|known| **known == name).count();
+        names.push(name.clone());
+        let name = if taken == 0 { name } else { format!("{name}_{}", taken + 1) };
+        *item = SelectItem::ExprWithAlias { expr: null(), alias: Ident::with_quote('"', name) };
+    }
+    select.from.clear();
+    select.distinct = None;
+    select.selection = Some(flag(false));
+    select.group_by = GroupByExpr::Expressions(Vec::new(), Vec::new());
+}
+
+/// The name that PostgreSQL gives a column.
+fn name_of(expr: &Expr) -> String {
+    match expr {
+        Expr::Identifier(name) => name.value.clone(),
+        Expr::CompoundIdentifier(names) => names.last().map(|name| name.value.clone()).unwrap_or_default(),
+        Expr::Function(function) => function.name.0.last().map(part).unwrap_or_default(),
+        Expr::Cast { expr, .. } | Expr::Nested(expr) => name_of(expr),
+        Expr::Case { .. } => "case".to_string(),
+        _ => "?column?".to_string(),
+    }
+}
