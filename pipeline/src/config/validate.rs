@@ -200,6 +200,7 @@ fn sql_of_keys(config: &Config) -> Result<(), ConfigError> {
 fn server(server: &Server) -> Result<(), ConfigError> {
     above_zero(server.header_timeout, "server.header_timeout")?;
     above_zero(server.request_timeout, "server.request_timeout")?;
+    above_zero(server.pg_idle_timeout, "server.pg_idle_timeout")?;
     at_least_one(server.connections_max, "server.connections_max")?;
     for (place, Key { key, tenant, .. }) in server.keys.iter().enumerate() {
         // A key is a secret: it is not shown.
