@@ -248,7 +248,11 @@ impl Query {
             true => plan,
             false => plan.with_param_values(self.parameters.clone()).map_err(|error| self.classify(error))?,
         };
-        // Where types are made to fit each other; a parameter without a type may keep that from being known.
+        // With all values there, this is the plan that an answer has. Else types are made to fit each other as far as they are known.
+        if plan.get_parameter_names().map_err(|error| self.classify(error))?.is_empty() {
+            let plan = state.create_physical_plan(&plan).await.map_err(|error| self.classify(error))?;
+            return Ok(Described { schema: plan.schema(), parameters });
+        }
         let fitted = state.analyzer().execute_and_check(plan.clone(), state.config_options(), |_, _| {});
         let schema = fitted.as_ref().unwrap_or(&plan).schema().as_arrow().clone();
         Ok(Described { schema: Arc::new(schema), parameters })

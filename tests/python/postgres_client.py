@@ -132,8 +132,8 @@ def interrupts_stop_queries() -> None:
     same(process.stdout.readline().strip(), "before", "the first answer")
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    line = process.stdout.readline()
-    assert "57014" in line, line
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    assert any("57014" in line for line in lines), lines
     rest, _ = process.communicate("select 'after';\n", timeout=30)
     assert "after" in rest, rest
 
@@ -158,7 +158,7 @@ def parameters_are_bound() -> None:
             row = cursor.fetchone()
             same(row[:4], (42, "it's", 1.5, True), f"values, binary={binary}")
             same(row[4], Decimal("12.5"), f"numeric, binary={binary}")
-            cursor.execute("select event from requests where event = any(%s) limit 1", [["finished", "x"]])
+            cursor.execute("select event from requests where event = any(%s::text[]) limit 1", [["finished", "x"]])
             same(cursor.fetchone(), ("finished",), "a list")
             cursor.execute("select null::bigint, at from requests limit 1")
             same(cursor.fetchone()[0], None, "null")

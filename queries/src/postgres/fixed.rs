@@ -11,7 +11,7 @@ use arrow::{
 
 use super::{
     DATABASE_OID, INFORMATION_SCHEMA_OID, OWNER, OWNER_OID, PG_CATALOG_OID, PUBLIC_OID, SERVER_VERSION,
-    relations::{Same, flag, int4, int8, text},
+    relations::{Same, flag, int4, int8, no_list, text},
 };
 
 /// Tables with rows.
@@ -193,7 +193,7 @@ fn namespaces() -> Result<RecordBatch, ArrowError> {
         ("oid", int8([PG_CATALOG_OID, PUBLIC_OID, INFORMATION_SCHEMA_OID])),
         ("nspname", text(["pg_catalog", "public", "information_schema"])),
         ("nspowner", same.int8(OWNER_OID)),
-        ("nspacl", same.none()),
+        ("nspacl", no_list(same.0)),
     ])
 }
 
@@ -215,7 +215,7 @@ fn databases() -> Result<RecordBatch, ArrowError> {
         ("datctype", text(["C"])),
         ("daticulocale", same.none()),
         ("datcollversion", same.none()),
-        ("datacl", same.none()),
+        ("datacl", no_list(same.0)),
     ])
 }
 
@@ -234,7 +234,7 @@ fn roles() -> Result<RecordBatch, ArrowError> {
         ("rolconnlimit", int4([-1])),
         ("rolpassword", same.none()),
         ("rolvaliduntil", same.none()),
-        ("rolconfig", same.none()),
+        ("rolconfig", no_list(same.0)),
     ])
 }
 

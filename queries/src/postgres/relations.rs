@@ -5,8 +5,11 @@
 use std::sync::Arc;
 
 use arrow::{
-    array::{ArrayRef, BooleanArray, Float32Array, Int16Array, Int32Array, Int64Array, RecordBatch, StringArray},
-    datatypes::SchemaRef,
+    array::{
+        ArrayRef, BooleanArray, Float32Array, Int16Array, Int32Array, Int64Array, RecordBatch, StringArray,
+        new_null_array,
+    },
+    datatypes::{DataType, SchemaRef},
     error::ArrowError,
 };
 
@@ -68,6 +71,11 @@ pub(super) fn nothing(rows: usize) -> ArrayRef {
     Arc::new(StringArray::new_null(rows))
 }
 
+/// A column of NULLs where lists would be: of rights, and of options.
+pub(super) fn no_list(rows: usize) -> ArrayRef {
+    new_null_array(&DataType::new_list(DataType::Utf8, true), rows)
+}
+
 /// Columns with the same value in every row.
 pub(super) struct Same(pub(super) usize);
 
@@ -125,8 +133,8 @@ fn classes(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
         ("relrewrite", same.int8(0)),
         ("relfrozenxid", same.int8(0)),
         ("relminmxid", same.int8(0)),
-        ("relacl", same.none()),
-        ("reloptions", same.none()),
+        ("relacl", no_list(same.0)),
+        ("reloptions", no_list(same.0)),
         ("relpartbound", same.none()),
     ])
 }
@@ -166,9 +174,9 @@ fn attributes(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
         ("attislocal", same.flag(true)),
         ("attinhcount", same.int4(0)),
         ("attcollation", same.int8(0)),
-        ("attacl", same.none()),
-        ("attoptions", same.none()),
-        ("attfdwoptions", same.none()),
+        ("attacl", no_list(same.0)),
+        ("attoptions", no_list(same.0)),
+        ("attfdwoptions", no_list(same.0)),
         ("attmissingval", same.none()),
     ])
 }
@@ -240,6 +248,6 @@ fn pg_types() -> Result<RecordBatch, ArrowError> {
         ("typdefault", same.none()),
         ("typalign", same.text("i")),
         ("typstorage", same.text("p")),
-        ("typacl", same.none()),
+        ("typacl", no_list(same.0)),
     ])
 }

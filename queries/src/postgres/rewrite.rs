@@ -10,14 +10,15 @@ use std::ops::ControlFlow;
 use datafusion::sql::sqlparser::ast::{
     self, ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
     FunctionArgumentList, FunctionArguments, GroupByExpr, Ident, JoinOperator, ObjectName, ObjectNamePart, Query,
-    Select, SelectItem, SetExpr, TableFactor, TableWithJoins, UnaryOperator, Value, VisitMut, VisitorMut,
+    Select, SelectItem, SetExpr, TableFactor, TableWithJoins, UnaryOperator, Value, Visit, VisitMut, Visitor,
+    VisitorMut,
 };
 
 use super::{SCHEMA, fixed, is_table};
 
 /// Changes the statement in place. `caller` is what `current_user` says.
 pub(crate) fn rewrite(statement: &mut ast::Statement, caller: &str) {
-    let _ = statement.visit(&mut Postgres { caller });
+    let _ = VisitMut::visit(statement, &mut Postgres { caller });
 }
 
 struct Postgres<'a> {
@@ -60,6 +61,10 @@ impl VisitorMut for Postgres<'_> {
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
         let replaced = match expr {
             Expr::Subquery(query) if never_has_rows(query) => Some(null()),
+            // ARRAY(SELECT …)
+            Expr::Function(Function { args: FunctionArguments::Subquery(query), .. }) if never_has_rows(query) => {
+                Some(null())
+            }
             Expr::Exists { subquery, negated } if never_has_rows(subquery) => Some(flag(*negated)),
             Expr::InSubquery { subquery, negated, .. } if never_has_rows(subquery) => Some(flag(*negated)),
             _ => None,
@@ -284,7 +289,7 @@ fn is_empty_table(factor: &TableFactor) -> bool {
     }
 }
 
-/// Whether an expression of the list may be an aggregate, which gives a row also for no rows.
+/// Whether an expression of the list may be an aggregate, which gives a row also for no rows. Those of its sub-queries do not count.
 fn is_aggregate(item: &SelectItem) -> bool {
     const AGGREGATES: [&str; 12] = [
         "count",
@@ -300,16 +305,32 @@ fn is_aggregate(item: &SelectItem) -> bool {
         "json_agg",
         "mode",
     ];
-    let (SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. }) = item else { return false };
-    let found = ast::visit_expressions(expr, |expr| match expr {
-        Expr::Function(function)
-            if function.name.0.last().is_some_and(|name| AGGREGATES.contains(&part(name).as_str())) =>
-        {
-            ControlFlow::Break(())
+    struct Aggregates {
+        depth: usize,
+    }
+    impl Visitor for Aggregates {
+        type Break = ();
+        fn pre_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
+            self.depth += 1;
+            ControlFlow::Continue(())
         }
-        _ => ControlFlow::Continue(()),
-    });
-    found.is_break()
+        fn post_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
+            self.depth -= 1;
+            ControlFlow::Continue(())
+        }
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            match expr {
+                Expr::Function(function)
+                    if self.depth == 0
+                        && function.name.0.last().is_some_and(|name| AGGREGATES.contains(&part(name).as_str())) =>
+                {
+                    ControlFlow::Break(())
+                }
+                _ => ControlFlow::Continue(()),
+            }
+        }
+    }
+    Visit::visit(item, &mut Aggregates { depth: 0 }).is_break()
 }
 
 /// Makes a SELECT one of NULLs under its columns' names, without rows.

@@ -35,7 +35,7 @@ use arrow_flight::{
         server::{DoPutError, FlightSqlService, PeekableFlightDataStream},
     },
 };
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD};
 use futures::{TryStreamExt, stream};
 use prost::Message;
 use queries::{Caller, QueryResult, Question, SqlAnswers, SqlError};
@@ -113,7 +113,7 @@ fn key_of(value: &MetadataValue<Ascii>) -> Result<String, Status> {
     if !scheme.eq_ignore_ascii_case("basic") {
         return Err(wrong());
     }
-    let pair = BASE64_STANDARD.decode(rest.trim()).map_err(|_| wrong())?;
+    let pair = BASE64_STANDARD_NO_PAD.decode(rest.trim().trim_end_matches('=')).map_err(|_| wrong())?;
     let pair = String::from_utf8(pair).map_err(|_| wrong())?;
     pair.split_once(':').map(|(_, key)| key.to_string()).ok_or_else(wrong)
 }
@@ -247,9 +247,10 @@ impl FlightSqlService for FlightDoor {
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
         let caller = self.caller(request.metadata())?;
-        let (sql, _) = handle::read(&query.prepared_statement_handle)?;
+        let (sql, parameters) = handle::read(&query.prepared_statement_handle)?;
         let ticket = query.as_any().encode_to_vec();
-        self.info(Question::new(sql, caller), request.into_inner(), ticket).await.map(Response::new)
+        let question = Question { parameters, ..Question::new(sql, caller) };
+        self.info(question, request.into_inner(), ticket).await.map(Response::new)
     }
 
     async fn do_get_prepared_statement(

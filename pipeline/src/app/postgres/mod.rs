@@ -26,6 +26,8 @@ mod line;
 mod login;
 mod parameters;
 mod session;
+#[cfg(test)]
+mod tests;
 
 use std::{io, sync::Arc, time::Duration};
 

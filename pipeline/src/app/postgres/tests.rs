@@ -1,0 +1,136 @@
+//! The door over real connections, byte by byte: bounds, and bytes that are no messages.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use queries::{LiveTables, SqlEngine, SqlLimits, Topic};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{PgDoor, columns, serve, session::STATEMENTS_MAX};
+use crate::config::{self, Overrides};
+
+/// A door with two places, and where it is.
+async fn door() -> SocketAddr {
+    let limits = SqlLimits {
+        timeout: Duration::from_secs(60),
+        memory_bytes: 64 << 20,
+        rows_max: 1000,
+        statement_bytes_max: 16 << 10,
+        concurrent_max: 2,
+    };
+    let engine = SqlEngine::new(limits, Arc::new(LiveTables::new(100)), tokio::runtime::Handle::current());
+    let mut config = config::load(None, Overrides::default()).unwrap().server;
+    config.pg_connections_max = 2;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener, Arc::new(PgDoor::new(&config, Arc::new(engine))), CancellationToken::new()));
+    address
+}
+
+/// A message with its length.
+fn message(kind: &[u8], body: &[u8]) -> Vec<u8> {
+    [kind, &(body.len() as u32 + 4).to_be_bytes(), body].concat()
+}
+
+fn startup() -> Vec<u8> {
+    message(b"", &[&196_608u32.to_be_bytes()[..], b"user\0ann\0database\0evenkeel\0\0"].concat())
+}
+
+async fn send(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream
+}
+
+/// Messages up to one of a kind, or to the end: kinds and bodies.
+async fn read(stream: &mut TcpStream, last: u8) -> Vec<(u8, String)> {
+    let mut messages = Vec::new();
+    while let Ok(kind) = stream.read_u8().await {
+        let length = stream.read_u32().await.unwrap() as usize;
+        let mut body = vec![0; length - 4];
+        stream.read_exact(&mut body).await.unwrap();
+        messages.push((kind, String::from_utf8_lossy(&body).into_owned()));
+        if kind == last {
+            break;
+        }
+    }
+    messages
+}
+
+/// Scenario: a third client at a door with two places, then again when one has left.
+/// Guarantees: it is told so with SQLSTATE 53300, and gets in afterwards.
+#[tokio::test]
+async fn a_crowded_door_says_so() {
+    let address = door().await;
+    let (mut first, mut second) = (send(address, &startup()).await, send(address, &startup()).await);
+    read(&mut first, b'Z').await;
+    read(&mut second, b'Z').await;
+    let told = read(&mut send(address, &startup()).await, 0).await;
+    assert!(told.iter().any(|(kind, text)| *kind == b'E' && text.contains("53300")), "{told:?}");
+    first.write_all(&message(b"X", b"")).await.unwrap();
+    assert!(read(&mut first, 0).await.is_empty());
+    let mut third = send(address, &startup()).await;
+    assert_eq!(read(&mut third, b'Z').await.last().map(|(kind, _)| *kind), Some(b'Z'));
+}
+
+/// Scenario: another protocol, a message of no kind, one that is said to be a gigabyte, and its first megabytes.
+/// Guarantees: the connection is closed, and the door serves the next client.
+#[tokio::test]
+async fn nonsense_is_cut_off() {
+    let address = door().await;
+    read(&mut send(address, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await, 0).await;
+    let mut odd = send(address, &startup()).await;
+    read(&mut odd, b'Z').await;
+    odd.write_all(&message(b"\x01", b"what")).await.unwrap();
+    read(&mut odd, 0).await;
+    let mut long = send(address, &startup()).await;
+    read(&mut long, b'Z').await;
+    long.write_all(&[&b"Q"[..], &(1u32 << 29).to_be_bytes()].concat()).await.unwrap();
+    // The door stops reading at its bound, so that this ends with an error, sooner or later.
+    let part = vec![b' '; 1 << 20];
+    let mut sent = 0;
+    while sent < 64 && long.write_all(&part).await.is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 64, "64 MiB of one message were taken");
+    let mut next = send(address, &startup()).await;
+    next.write_all(&message(b"Q", b"select 1 as one\0")).await.unwrap();
+    read(&mut next, b'Z').await;
+    assert!(read(&mut next, b'Z').await.iter().any(|(kind, _)| *kind == b'D'));
+}
+
+/// Scenario: more prepared statements than a session may have, after a statement that is no question.
+/// Guarantees: 25006 for the first, 53400 for the one too many, and the session goes on.
+#[tokio::test]
+async fn statements_are_bounded() {
+    let address = door().await;
+    let mut client = send(address, &startup()).await;
+    read(&mut client, b'Z').await;
+    let parse = |name: &str, sql: &str| message(b"P", &[name.as_bytes(), b"\0", sql.as_bytes(), b"\0\0\0"].concat());
+    client.write_all(&[parse("no", "drop table faults"), message(b"S", b"")].concat()).await.unwrap();
+    let told = read(&mut client, b'Z').await;
+    assert!(told.iter().any(|(kind, text)| *kind == b'E' && text.contains("25006")), "{told:?}");
+    let mut many: Vec<u8> = (0..STATEMENTS_MAX).flat_map(|n| parse(&format!("s{n}"), "begin")).collect();
+    many.extend(message(b"S", b""));
+    client.write_all(&many).await.unwrap();
+    let told = read(&mut client, b'Z').await;
+    assert!(told.iter().any(|(kind, text)| *kind == b'E' && text.contains("53400")), "{told:?}");
+    client.write_all(&message(b"Q", b"select 1\0")).await.unwrap();
+    assert!(read(&mut client, b'Z').await.iter().any(|(kind, _)| *kind == b'D'));
+}
+
+/// Scenario: every column of every table. Guarantees: its type is the same in `pg_attribute` and where rows are described.
+#[test]
+fn types_are_the_same_everywhere() {
+    for topic in Topic::ALL {
+        let schema = columns::flat(&topic.schema());
+        let described = columns::fields(&schema, &pgwire::api::portal::Format::UnifiedText).unwrap();
+        for (field, info) in topic.schema().fields().iter().zip(&described) {
+            let told = queries::postgres::type_of(field.data_type());
+            assert_eq!(i64::from(info.datatype().oid()), told, "{}.{}", topic.name(), field.name());
+        }
+    }
+}
