@@ -392,7 +392,7 @@ fn lists(arguments: &[ArrayRef], body: fn(&str) -> Vec<String>) -> Result<ArrayR
     let texts = argument(arguments, 0, &DataType::Utf8)?;
     let lists: Vec<Vec<String>> = texts.as_string::<i32>().iter().map(|text| body(text.unwrap_or_default())).collect();
     let offsets = OffsetBuffer::from_lengths(lists.iter().map(Vec::len));
-    let values = StringArray::from_iter_values(lists.into_iter().flatten());
+    let values: StringArray = lists.into_iter().flatten().map(Some).collect();
     let item = Arc::new(Field::new_list_field(DataType::Utf8, true));
     Ok(Arc::new(ListArray::try_new(item, offsets, Arc::new(values), None)?))
 }
