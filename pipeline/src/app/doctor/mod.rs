@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::remote::Server;
-use crate::config::{self, Config, Mode, Overrides};
+use crate::config::{self, Config, Listen, Mode, Overrides};
 use judge::{Needs, Port};
 
 #[derive(Debug, clap::Args)]
@@ -132,7 +132,13 @@ fn examine(options: &DoctorOptions) -> anyhow::Result<Vec<Finding>> {
 
 /// Addresses that a server with these settings listens on, by their settings.
 fn addresses(config: &Config) -> impl Iterator<Item = (&'static str, std::net::SocketAddr)> {
-    [("server.listen", config.server.listen), ("server.flight_listen", config.server.flight_listen)].into_iter()
+    let pg = match config.server.pg_listen {
+        Listen::On(address) => Some(("server.pg_listen", address)),
+        Listen::Off => None,
+    };
+    [("server.listen", config.server.listen), ("server.flight_listen", config.server.flight_listen)]
+        .into_iter()
+        .chain(pg)
 }
 
 fn needs(config: &Config, model_bytes: u64) -> Needs {

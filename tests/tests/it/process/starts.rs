@@ -14,7 +14,7 @@ fn refusal(arguments: &[&str], environment: &[(&str, &str)]) -> Option<String> {
     let output = Command::new("timeout")
         .arg("30")
         .arg(binary()?)
-        .args(["serve", "--flight-listen", &flight])
+        .args(["serve", "--flight-listen", &flight, "--pg-listen", "off"])
         .args(if arguments.contains(&"--model") { &[][..] } else { &["--model", "simulated"][..] })
         .args(arguments)
         .envs(environment.iter().copied())
