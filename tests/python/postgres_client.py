@@ -55,10 +55,12 @@ def rows_arrive() -> None:
     for number in range(REQUESTS):
         http("/v1/completions", {"model": "simulated", "prompt": f"prompt {number}", "max_tokens": 4})
     for _ in range(100):
-        if ask("select count(*) from requests where event = 'finished'") >= str(REQUESTS):
+        # The process behind SQL may still be starting, and says so.
+        answer = psql("-At", "-c", "select count(*) from requests where event = 'finished'")
+        if answer.returncode == 0 and int(answer.stdout) >= REQUESTS:
             return
         time.sleep(0.1)
-    raise AssertionError("the requests did not become rows")
+    raise AssertionError(f"the requests did not become rows: {answer.stdout}{answer.stderr}")
 
 
 def psql_describes() -> None:
