@@ -411,3 +411,20 @@ pub struct ModeRow {
     pub branch: String,
 }
 row!(ModeRow => Modes);
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SnapshotRow {
+    pub at: Micros,
+    pub name: String,
+    pub target: String,
+    pub cause: String,
+    pub outcome: String,
+    pub base: Option<String>,
+    pub tables: u64,
+    pub rows: u64,
+    pub files: u64,
+    pub bytes: u64,
+    pub took_us: i64,
+    pub detail: Option<String>,
+}
+row!(SnapshotRow => Snapshots);

@@ -1,4 +1,4 @@
-//! The tables of one snapshot under their names, and `column_comments`, which says what every column means (SPEC E2).
+//! The tables of one moment under their names, and `column_comments`, which says what every column means (SPEC E2).
 //!
 //! Cost: a few microseconds a query; the comments are built once a process.
 
@@ -17,17 +17,79 @@ use datafusion::{
 };
 
 use crate::{
-    live_table::TablesSnapshot,
+    live_table::{LiveTables, TablesSnapshot},
     postgres::{self, PgCatalog},
     provider::SnapshotTable,
     schema::Topic,
+    snapshot::StoredSnapshot,
+    sql_error::SqlError,
 };
 
 /// Name of the table of comments.
 pub(crate) const COLUMN_COMMENTS: &str = "column_comments";
 
+/// Columns of the table of comments itself.
+const OWN_COLUMNS: [(&str, &str); 5] = [
+    ("table_name", "name of the table"),
+    ("column_name", "name of the column"),
+    ("data_type", "Arrow's name of its type"),
+    ("unit", "unit of its values; NULL where it has none"),
+    ("comment", "what it says, in words"),
+];
+
+/// Tables with their names.
+pub(crate) type NamedTables = Vec<(&'static str, Arc<dyn TableProvider>)>;
+
+/// Where an engine's tables come from.
+#[derive(Debug, Clone)]
+pub enum TableSource {
+    /// The bus: each query sees its own moment.
+    Live(Arc<LiveTables>),
+    /// A snapshot on disk or in an object store: `now()` is its moment.
+    Stored(Arc<StoredSnapshot>),
+}
+
+impl From<Arc<LiveTables>> for TableSource {
+    fn from(tables: Arc<LiveTables>) -> TableSource {
+        TableSource::Live(tables)
+    }
+}
+
+impl From<Arc<StoredSnapshot>> for TableSource {
+    fn from(snapshot: Arc<StoredSnapshot>) -> TableSource {
+        TableSource::Stored(snapshot)
+    }
+}
+
+/// The tables that one query sees, and what `now()` is in it; `None`: the clock's time.
+#[derive(Debug)]
+pub(crate) struct Moment {
+    pub(crate) tables: NamedTables,
+    pub(crate) now: Option<i64>,
+}
+
+impl TableSource {
+    /// The tables as they are, or as of an earlier moment.
+    pub(crate) fn moment(&self, as_of: Option<i64>) -> std::result::Result<Moment, SqlError> {
+        match (self, as_of) {
+            (TableSource::Live(tables), as_of) => {
+                Ok(Moment { tables: providers(&tables.snapshot(), as_of), now: as_of })
+            }
+            (TableSource::Stored(snapshot), None) => {
+                let mut tables = snapshot.providers();
+                tables.push((COLUMN_COMMENTS, comments_table()));
+                Ok(Moment { tables, now: Some(snapshot.manifest().as_of) })
+            }
+            (TableSource::Stored(_), Some(_)) => {
+                let words = "a snapshot is asked as of its own moment; name an earlier snapshot instead";
+                Err(SqlError::Refused(words.to_string()))
+            }
+        }
+    }
+}
+
 /// Every table of the snapshot and the comments, each with its name.
-pub(crate) fn providers(snapshot: &TablesSnapshot, as_of: Option<i64>) -> Vec<(&'static str, Arc<dyn TableProvider>)> {
+pub(crate) fn providers(snapshot: &TablesSnapshot, as_of: Option<i64>) -> NamedTables {
     let tables = snapshot.tables().map(|table| {
         let provider: Arc<dyn TableProvider> = Arc::new(SnapshotTable { table: table.clone(), as_of });
         (table.topic().name(), provider)
@@ -40,17 +102,13 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Topic::ALL.into_iter().map(Topic::name).chain([COLUMN_COMMENTS])
 }
 
-/// A catalog `catalog.schema` that holds the snapshot's tables, and `pg_catalog`, which tells of them.
-pub(crate) fn catalog_list(
-    (snapshot, as_of): (&TablesSnapshot, Option<i64>),
-    catalog: &str,
-    schema: &str,
-) -> Result<Arc<dyn CatalogProviderList>> {
+/// A catalog `catalog.schema` that holds the tables, and `pg_catalog`, which tells of them.
+pub(crate) fn catalog_list(named: &NamedTables, catalog: &str, schema: &str) -> Result<Arc<dyn CatalogProviderList>> {
     let tables = Arc::new(MemorySchemaProvider::new());
     let mut shapes = Vec::new();
-    for (name, table) in providers(snapshot, as_of) {
-        shapes.push((name, table.schema()));
-        tables.register_table(name.to_string(), table)?;
+    for (name, table) in named {
+        shapes.push((*name, table.schema()));
+        tables.register_table(name.to_string(), table.clone())?;
     }
     let schemas = Arc::new(MemoryCatalogProvider::new());
     schemas.register_schema(schema, tables)?;
@@ -81,6 +139,13 @@ fn comments() -> RecordBatch {
             units.push(field.metadata().get("unit").cloned());
             words.push(field.metadata().get("comment").cloned().unwrap_or_default());
         }
+    }
+    for (column, comment) in OWN_COLUMNS {
+        tables.push(COLUMN_COMMENTS);
+        columns.push(column.to_string());
+        types.push(type_name(&DataType::Utf8));
+        units.push(None);
+        words.push(comment.to_string());
     }
     let field = |name: &str, nullable| Field::new(name, DataType::Utf8, nullable);
     let schema = Schema::new(vec![

@@ -17,9 +17,11 @@
 //! | `places` | who runs, who waits, and who was left and has not stopped |
 //! | `plain` | DataFusion called directly, which the engine is measured against |
 //! | `guards` | what is refused before planning |
+//! | `saved` | queries kept as files under `sql/`, run by name |
+//! | `functions` | `mrc(…)`, `funnel(…)` and `explain(…)` in FROM |
 //! | `sql_error` | typed refusals and faults, with the way out |
 //! | `encode` | answers as JSON, CSV, Arrow IPC |
-//! | `snapshot` | tables as Arrow and Parquet files |
+//! | `snapshot` | all tables as Arrow and Parquet files, written, kept and read again |
 //!
 //! Must not know: HTTP, the engine, timely, the wall clock, where the log's files lie. Nothing outside `queries` and
 //! `pipeline` reaches DataFusion.
@@ -27,6 +29,7 @@
 mod answers;
 mod catalog;
 pub mod encode;
+mod functions;
 mod guards;
 pub mod live_table;
 mod nested;
@@ -35,14 +38,18 @@ pub mod plain;
 pub mod postgres;
 mod provider;
 pub mod ring;
+pub mod saved;
 pub mod schema;
 pub mod snapshot;
 pub mod sql;
 pub mod sql_error;
 
 pub use answers::{Caller, Described, PARAMETERS_MAX, Question, SqlAnswers};
+pub use catalog::TableSource;
 pub use datafusion::common::ScalarValue;
-pub use live_table::{History, HistoryBatches, HistoryError, LiveTables, Older, TableSnapshot, TablesSnapshot};
+pub use live_table::{
+    History, HistoryBatches, HistoryError, LiveTables, NumberedBatches, Older, TableSnapshot, TablesSnapshot,
+};
 pub use ring::TimeRange;
 pub use schema::Topic;
 pub use sql::{QueryResult, SqlEngine, SqlLimits, query_runtime};

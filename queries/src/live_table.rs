@@ -8,6 +8,7 @@
 
 use std::{
     fmt,
+    ops::Range,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
@@ -38,6 +39,9 @@ pub struct Older {
 /// Batches of older rows, oldest first; read as they are asked for.
 pub type HistoryBatches = Box<dyn Iterator<Item = Result<RecordBatch, HistoryError>> + Send>;
 
+/// Batches of older rows with the number of each one's first row.
+pub type NumberedBatches = Box<dyn Iterator<Item = Result<(u64, RecordBatch), HistoryError>> + Send>;
+
 /// Where rows are read that left memory. `pipeline`'s log implements it.
 pub trait History: Send + Sync + fmt::Debug {
     /// Rows kept of `topic` that are numbered below `before`. An upper bound is enough: it decides whether to look.
@@ -45,6 +49,9 @@ pub trait History: Send + Sync + fmt::Debug {
 
     /// The rows wanted. The call itself is quick; reading happens in the iterator, which may block on a disk.
     fn older(&self, wanted: Older) -> HistoryBatches;
+
+    /// Exactly the rows kept of `topic` with these numbers, oldest first.
+    fn numbered(&self, topic: Topic, rows: Range<u64>) -> NumberedBatches;
 }
 
 /// Older rows could not be read.
@@ -99,15 +106,29 @@ impl TableSnapshot {
         self.history.as_ref().filter(|history| history.rows_before(self.topic, self.first_row) > 0)
     }
 
+    /// Number of the oldest row that is kept anywhere.
+    pub fn first_kept_row(&self) -> u64 {
+        let kept = self.older_rows().map_or(0, |history| history.rows_before(self.topic, self.first_row));
+        self.first_row.saturating_sub(kept)
+    }
+
     /// All rows, oldest first: those that left memory, if they were kept, then those in memory.
     pub fn batches(&self) -> HistoryBatches {
-        let live: Vec<Result<RecordBatch, HistoryError>> =
-            self.chunks.iter().map(|chunk| Ok(chunk.batch.clone())).collect();
-        match self.older_rows() {
+        self.batches_from(0)
+    }
+
+    /// The same without rows numbered below `from`.
+    pub fn batches_from(&self, from: u64) -> HistoryBatches {
+        let since = |chunk: &Arc<Chunk>| {
+            let passed = from.saturating_sub(chunk.first_row).min(chunk.batch.num_rows() as u64) as usize;
+            Ok(chunk.batch.slice(passed, chunk.batch.num_rows() - passed))
+        };
+        let live: Vec<Result<RecordBatch, HistoryError>> = self.chunks.iter().map(since).collect();
+        match self.older_rows().filter(|_| from < self.first_row) {
             None => Box::new(live.into_iter()),
             Some(history) => {
-                let wanted = Older { topic: self.topic, before: self.first_row, times: TimeRange::ALL };
-                Box::new(history.older(wanted).chain(live))
+                let older = history.numbered(self.topic, from..self.first_row);
+                Box::new(older.map(|read| read.map(|(_, batch)| batch)).chain(live))
             }
         }
     }

@@ -102,14 +102,7 @@ impl TableProvider for SnapshotTable {
     }
 
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> Result<Vec<TableProviderFilterPushDown>> {
-        let column = self.time_column();
-        Ok(filters
-            .iter()
-            .map(|filter| match bounds(filter, &column) {
-                Some(_) => TableProviderFilterPushDown::Inexact,
-                None => TableProviderFilterPushDown::Unsupported,
-            })
-            .collect())
+        Ok(filter_pushdown(filters, &self.time_column()))
     }
 
     fn statistics(&self) -> Option<Statistics> {
@@ -147,8 +140,17 @@ impl PartitionStream for OlderRows {
     }
 }
 
+/// Filters on the time column prune and are checked again; others are DataFusion's alone.
+pub(crate) fn filter_pushdown(filters: &[&Expr], column: &str) -> Vec<TableProviderFilterPushDown> {
+    let pushed = |filter: &&Expr| match bounds(filter, column) {
+        Some(_) => TableProviderFilterPushDown::Inexact,
+        None => TableProviderFilterPushDown::Unsupported,
+    };
+    filters.iter().map(pushed).collect()
+}
+
 /// Times that rows passing all `filters` can have.
-fn times_wanted(filters: &[Expr], column: &str) -> TimeRange {
+pub(crate) fn times_wanted(filters: &[Expr], column: &str) -> TimeRange {
     filters.iter().filter_map(|filter| bounds(filter, column)).fold(TimeRange::ALL, |wanted, range| TimeRange {
         min: wanted.min.max(range.min),
         max: wanted.max.min(range.max),

@@ -86,13 +86,15 @@ pub enum Topic {
     Epochs,
     /// One row each time a part of Evenkeel changed its mode, and what is done in it (SPEC X5).
     Modes,
+    /// One row per snapshot that was written or failed (SPEC E3).
+    Snapshots,
 }
 
 /// Rows of `policy_inputs` kept in memory: they are wide and read from the log.
 const WIDE_LIVE_ROWS_MAX: usize = 1 << 15;
 
 impl Topic {
-    pub const ALL: [Topic; 30] = [
+    pub const ALL: [Topic; 31] = [
         Topic::Requests,
         Topic::Decisions,
         Topic::ShadowDecisions,
@@ -123,6 +125,7 @@ impl Topic {
         Topic::PolicyInputs,
         Topic::Epochs,
         Topic::Modes,
+        Topic::Snapshots,
     ];
 
     /// The topic's name, which is also its table's and its file's.
@@ -158,6 +161,7 @@ impl Topic {
             Topic::PolicyInputs => "policy_inputs",
             Topic::Epochs => "epochs",
             Topic::Modes => "modes",
+            Topic::Snapshots => "snapshots",
         }
     }
 
@@ -228,6 +232,7 @@ fn fields(topic: Topic) -> Vec<Field> {
         Topic::PolicyInputs => replay::policy_inputs(),
         Topic::Epochs => replay::epochs(),
         Topic::Modes => modes::modes(),
+        Topic::Snapshots => modes::snapshots(),
     }
 }
 

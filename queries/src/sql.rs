@@ -29,8 +29,8 @@ use futures::StreamExt;
 
 use crate::{
     answers::{Caller, Described, PARAMETERS_MAX, Question, SqlAnswers},
-    catalog, guards,
-    live_table::{LiveTables, TablesSnapshot},
+    catalog::{self, Moment, TableSource},
+    functions, guards,
     places::{Leave, Place, PlacedPool, Places},
     postgres, sql_error,
     sql_error::{LimitOf, SqlError},
@@ -91,7 +91,7 @@ pub fn query_runtime(threads: usize) -> std::io::Result<tokio::runtime::Runtime>
 /// Answers SQL. Shared by reference; every query is independent.
 pub struct SqlEngine {
     limits: SqlLimits,
-    tables: Arc<LiveTables>,
+    tables: TableSource,
     /// Functions and rules, without tables: a query adds those of its snapshot.
     base: SessionState,
     runtime: tokio::runtime::Handle,
@@ -105,18 +105,20 @@ impl std::fmt::Debug for SqlEngine {
 }
 
 impl SqlEngine {
-    /// An engine over `tables` whose queries run on `runtime`.
-    pub fn new(limits: SqlLimits, tables: Arc<LiveTables>, runtime: tokio::runtime::Handle) -> SqlEngine {
+    /// An engine over `tables`, live or stored, whose queries run on `runtime`.
+    pub fn new(limits: SqlLimits, tables: impl Into<TableSource>, runtime: tokio::runtime::Handle) -> SqlEngine {
         let mut config = SessionConfig::new()
             .with_target_partitions(2)
             .with_information_schema(true)
+            // A union of tables has another schema metadata before than after it is planned; columns are what counts.
+            .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
             .with_default_catalog_and_schema(CATALOG, SCHEMA)
             .with_create_default_catalog_and_schema(false);
         config.options_mut().sql_parser.collect_spans = true;
         let context = SessionContext::new_with_config(config);
         postgres::functions().into_iter().for_each(|function| context.register_udf(function));
         let places = Places::new(limits.concurrent_max);
-        SqlEngine { limits, tables, base: context.state(), runtime, places }
+        SqlEngine { limits, tables: tables.into(), base: context.state(), runtime, places }
     }
 
     pub fn limits(&self) -> &SqlLimits {
@@ -142,7 +144,7 @@ impl SqlEngine {
     async fn run<T, F>(
         &self,
         question: Question,
-        work: impl FnOnce(Query, SessionState, TablesSnapshot) -> F + Send,
+        work: impl FnOnce(Query, SessionState, Moment) -> F + Send,
     ) -> Result<T, SqlError>
     where
         T: Send + 'static,
@@ -162,12 +164,12 @@ impl SqlEngine {
             sql: question.sql,
             caller: caller.name,
             parameters: question.parameters,
-            as_of: question.as_of,
             rows_max: narrower(limits.rows_max, caller.rows_max),
             memory: narrower(share, caller.memory_bytes),
             place,
         };
-        let task = self.runtime.spawn(work(query, self.base.clone(), self.tables.snapshot()));
+        let moment = self.tables.moment(question.as_of)?;
+        let task = self.runtime.spawn(work(query, self.base.clone(), moment));
         let stop = StopOnDrop(task.abort_handle(), leave);
         let answer = tokio::time::timeout(timeout, task).await;
         drop(stop);
@@ -213,7 +215,6 @@ struct Query {
     sql: String,
     caller: String,
     parameters: Vec<ScalarValue>,
-    as_of: Option<i64>,
     rows_max: (usize, LimitOf),
     memory: (usize, LimitOf),
     place: Arc<Place>,
@@ -221,25 +222,28 @@ struct Query {
 
 impl Query {
     /// The statement's plan, checked, its parameters still open.
-    async fn plan(&self, state: &SessionState) -> Result<LogicalPlan, SqlError> {
+    async fn plan(&self, state: &SessionState, moment: &Moment) -> Result<LogicalPlan, SqlError> {
         guards::check_text(&self.sql)?;
         let dialect = state.config().options().sql_parser.dialect;
-        let mut statement = state.sql_to_statement(&self.sql, &dialect).map_err(parse_error)?;
+        let statement = state.sql_to_statement(&self.sql, &dialect).map_err(parse_error)?;
+        let mut statement = functions::expand(statement)?;
         guards::check_statement(&statement)?;
         if let Statement::Statement(inner) = &mut statement {
             postgres::rewrite(inner, &self.caller);
         }
         let named = guards::tables_named(&statement);
-        let plan =
-            state.statement_to_plan(statement).await.map_err(|error| explain_unknown(self.classify(error), &named))?;
+        let plan = state
+            .statement_to_plan(statement)
+            .await
+            .map_err(|error| explain_unknown(self.classify(error), &named, moment))?;
         let questions_only = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         questions_only.verify_plan(&plan).map_err(|_| SqlError::ReadOnly)?;
         Ok(plan)
     }
 
-    async fn describe(self, base: SessionState, snapshot: TablesSnapshot) -> Result<Described, SqlError> {
-        let state = self.session(base, &snapshot).map_err(|error| self.classify(error))?;
-        let plan = self.plan(&state).await?;
+    async fn describe(self, base: SessionState, moment: Moment) -> Result<Described, SqlError> {
+        let state = self.session(base, &moment).map_err(|error| self.classify(error))?;
+        let plan = self.plan(&state, &moment).await?;
         let types = plan.get_parameter_types().map_err(|error| self.classify(error))?;
         let numbers = types.keys().filter_map(|name| name.strip_prefix('$')?.parse::<usize>().ok());
         let last = numbers.max().unwrap_or(0).min(PARAMETERS_MAX);
@@ -258,10 +262,10 @@ impl Query {
         Ok(Described { schema: Arc::new(schema), parameters })
     }
 
-    async fn answer(self, base: SessionState, snapshot: TablesSnapshot) -> Result<QueryResult, SqlError> {
+    async fn answer(self, base: SessionState, moment: Moment) -> Result<QueryResult, SqlError> {
         let classify = |error| self.classify(error);
-        let state = self.session(base, &snapshot).map_err(classify)?;
-        let plan = self.plan(&state).await?;
+        let state = self.session(base, &moment).map_err(classify)?;
+        let plan = self.plan(&state, &moment).await?;
         let plan = plan.with_param_values(self.parameters.clone()).map_err(classify)?;
         let plan = state.create_physical_plan(&plan).await.map_err(classify)?;
         let schema = plan.schema();
@@ -291,18 +295,18 @@ impl Query {
         sql_error::classify(error, self.memory)
     }
 
-    fn session(&self, base: SessionState, snapshot: &TablesSnapshot) -> datafusion::error::Result<SessionState> {
+    fn session(&self, base: SessionState, moment: &Moment) -> datafusion::error::Result<SessionState> {
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(Arc::new(PlacedPool::new(self.memory.0, self.place.clone())))
             .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
             .build_arc()?;
         let state = SessionStateBuilder::new_from_existing(base)
             .with_runtime_env(runtime)
-            .with_catalog_list(catalog::catalog_list((snapshot, self.as_of), CATALOG, SCHEMA)?)
+            .with_catalog_list(catalog::catalog_list(&moment.tables, CATALOG, SCHEMA)?)
             .build();
         // `state()` of a context also stamps the query's start, which `now()` answers.
         let mut state = SessionContext::new_with_state(state).state();
-        if let Some(at) = self.as_of.and_then(timestamp_us_to_datetime) {
+        if let Some(at) = moment.now.and_then(timestamp_us_to_datetime) {
             state.execution_props_mut().query_execution_start_time = Some(at.and_utc());
         }
         Ok(state)
@@ -326,8 +330,8 @@ fn parse_error(error: DataFusionError) -> SqlError {
 }
 
 /// If planning failed and a table is named that does not exist, that is the reason worth telling.
-fn explain_unknown(error: SqlError, named: &[String]) -> SqlError {
-    let known: Vec<&str> = catalog::names().collect();
+fn explain_unknown(error: SqlError, named: &[String], moment: &Moment) -> SqlError {
+    let known: Vec<&str> = moment.tables.iter().map(|(name, _)| *name).collect();
     match (&error, named.iter().find(|name| !known.contains(&name.as_str()))) {
         (SqlError::Plan(words), Some(missing)) if words.contains("not found") && words.contains(missing.as_str()) => {
             sql_error::unknown_table(missing, &known)

@@ -24,7 +24,7 @@ check() { # check NAME COMMAND…
   fi
 }
 
-if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pyarrow, polars, duckdb, psycopg, sqlalchemy, adbc_driver_flightsql' 2>/dev/null; then
+if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pandas, pyarrow, polars, duckdb, psycopg, sqlalchemy, adbc_driver_flightsql' 2>/dev/null; then
   echo "installing Python tools (once) into $venv"
   python3 -m venv "$venv" && "$venv/bin/pip" install -q -r tests/python/requirements.txt || exit 1
 fi
@@ -59,7 +59,10 @@ check "official OpenAI client" "$venv/bin/python" tests/python/openai_client.py
 check "structured output with the official client" "$venv/bin/python" tests/python/structured_output.py
 check "SQL from the command line" "$EVENKEEL_BIN" sql "select event, count(*) as n from requests group by event order by n desc"
 check "snapshot" "$EVENKEEL_BIN" snapshot --out "$work/snapshot"
-check "snapshot in pyarrow, polars and DuckDB" "$venv/bin/python" tests/python/snapshot_tools.py "$work/snapshot"
+check "snapshot in pyarrow, polars, DuckDB and pandas" "$venv/bin/python" tests/python/snapshot_tools.py "$work/snapshot"
+check "offline analysis as documented" env EVENKEEL_BIN="$EVENKEEL_BIN" "$venv/bin/python" tests/python/offline_analysis.py "$work/snapshot"
+check "saved query from the command line" "$EVENKEEL_BIN" sql --saved latency/ttft_by_tier --param minutes=60
+check "SQL over the snapshot, without a server" env EVENKEEL_URL=http://127.0.0.1:1 "$EVENKEEL_BIN" sql --snapshot "$work/snapshot" --saved traffic/arrivals
 if command -v promtool >/dev/null; then
   check "Prometheus takes the metrics" bash -c 'curl -fsS "$EVENKEEL_URL/metrics" | promtool check metrics'
 else

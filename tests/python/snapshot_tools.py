@@ -1,17 +1,20 @@
-"""A snapshot folder opened by three tools that have never heard of Evenkeel: PyArrow, Polars and DuckDB (SPEC E3).
+"""A snapshot folder opened by four tools that have never heard of Evenkeel: PyArrow, Polars, DuckDB and pandas (SPEC E3).
 
     python snapshot_tools.py FOLDER
 
-FOLDER holds `manifest.json` and, for every table it names, `TABLE.arrow` (Arrow IPC file, zstd) and `TABLE.parquet`.
-All tools must find the same tables, the same rows and the same times, which are UTC microseconds.
+FOLDER holds the `manifest.json` of a whole snapshot and, for every table it names, `TABLE.arrow` (Arrow IPC file, zstd) and
+`TABLE.parquet`. Files must be those of the manifest, to the checksum; all tools must find the same tables, the same rows and
+the same times, which are UTC microseconds.
 """
 
+import hashlib
 import json
 import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import duckdb
+import pandas
 import polars
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,6 +55,7 @@ def checks(snapshot: Snapshot):
         yield f"{name}: PyArrow", lambda table=table: check_pyarrow(snapshot, table)
         yield f"{name}: Polars", lambda table=table: check_polars(snapshot, table)
         yield f"{name}: DuckDB", lambda table=table: check_duckdb(snapshot, table)
+        yield f"{name}: pandas", lambda table=table: check_pandas(snapshot, table)
 
 
 def check_manifest(snapshot: Snapshot) -> None:
@@ -61,11 +65,20 @@ def check_manifest(snapshot: Snapshot) -> None:
     names = [table["name"] for table in snapshot.tables]
     assert names, "the manifest names no table"
     same(len(set(names)), len(names), f"number of different names in {names}")
-    listed = {file for table in snapshot.tables for file in table["files"]}
+    same((manifest["base"], manifest["chain"]), (None, 1), "the chain of a whole snapshot")
+    parts = [part for table in snapshot.tables for part in table["parts"]]
+    same(len(parts), len(names), "parts, one for each table")
+    same({part["snapshot"] for part in parts}, {manifest["name"]}, "the snapshot that wrote the parts")
+    files = {file["name"]: file for part in parts for file in part["files"]}
+    listed = set(files)
     wanted = {f"{name}.{kind}" for name in names for kind in ("arrow", "parquet")}
     same(listed, wanted, "the set of files in the manifest")
     present = {path.name for path in snapshot.folder.iterdir()}
     same(present, wanted | {"manifest.json"}, "the set of files in the folder")
+    for name, file in files.items():
+        content = (snapshot.folder / name).read_bytes()
+        same(len(content), file["bytes"], f"bytes of {name}")
+        same(hashlib.sha256(content).hexdigest(), file["sha256"], f"SHA-256 of {name}")
     for table in snapshot.tables:
         rows = table["rows"]
         assert isinstance(rows, int) and rows >= 0, f"rows of {table['name']} is {rows!r}"
@@ -85,6 +98,16 @@ def check_pyarrow(snapshot: Snapshot, table: dict) -> None:
             described = (field.metadata or {}).get(b"comment")
             assert described, f"column {field.name} has lost its comment in the {file} file"
     check_times(snapshot, arrow)
+    for file, schema in (("Arrow", arrow.schema), ("Parquet", parquet.schema)):
+        told = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+        wanted = {
+            "table": table["name"],
+            "version": str(snapshot.manifest["version"]),
+            "snapshot": snapshot.manifest["name"],
+            "as_of": str(snapshot.manifest["as_of"]),
+            "producer": snapshot.manifest["producer"]["program"],
+        }
+        same({key: told.get(key) for key in wanted}, wanted, f"what the {file} file says of itself")
 
     metadata = pq.ParquetFile(snapshot.file(table, "parquet")).metadata
     for group in range(metadata.num_row_groups):
@@ -138,6 +161,22 @@ def check_duckdb(snapshot: Snapshot, table: dict) -> None:
                 ).fetchone()
                 same(tuple(found), bounds, f"first and last {name} in the {file} file")
                 same(kind, "TIMESTAMP WITH TIME ZONE", f"type of {name} in the {file} file")
+
+
+def check_pandas(snapshot: Snapshot, table: dict) -> None:
+    frames = {
+        "Arrow": pandas.read_feather(snapshot.file(table, "arrow")),
+        "Parquet": pandas.read_parquet(snapshot.file(table, "parquet")),
+    }
+    wanted = micros_of(snapshot.arrow(table))
+    for file, frame in frames.items():
+        same(len(frame), table["rows"], f"rows of the {file} file")
+        for name, bounds in wanted.items():
+            same(str(frame[name].dtype), "datetime64[us, UTC]", f"type of {name} in the {file} file")
+            known = frame[name].dropna()
+            micros = known.astype("int64")
+            found = (None, None) if known.empty else (int(micros.min()), int(micros.max()))
+            same(found, bounds, f"first and last {name} in the {file} file")
 
 
 def micros_of(arrow: pa.Table) -> dict[str, tuple[int | None, int | None]]:

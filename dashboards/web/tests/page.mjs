@@ -142,6 +142,29 @@ async function sqlRuns(opened) {
     check(problem.length === 0, `the example "${await example.textContent()}" failed: ${problem}`);
   }
   console.log('ok every example statement runs');
+  await savedRun(opened);
+}
+
+/** Choosing a saved query fills the editor and runs nothing; Run then answers. */
+async function savedRun(opened) {
+  const { page } = opened;
+  const picker = page.getByTestId('sql-saved');
+  const names = await until(
+    'the list of saved queries',
+    () => picker.locator('optgroup option').evaluateAll((options) => options.map((option) => option.value)),
+    (found) => found.length >= 30,
+  );
+  for (const name of names) {
+    const before = await page.getByTestId('sql-summary').getAttribute('data-answers');
+    await picker.selectOption(name);
+    const after = await page.getByTestId('sql-summary').getAttribute('data-answers');
+    check(before === after, `choosing ${name} ran something`);
+    check((await page.getByTestId('sql-input').inputValue()).startsWith('-- '), `${name} has no question above it`);
+    await answered(opened, () => page.getByTestId('sql-run').click());
+    const problem = await page.getByTestId('sql-error').allTextContents();
+    check(problem.length === 0, `the saved query ${name} failed: ${problem}`);
+  }
+  console.log(`ok each of ${names.length} saved queries fills the editor and runs`);
 }
 
 async function sqlDraws(opened) {

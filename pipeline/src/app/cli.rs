@@ -8,8 +8,7 @@ use clap_complete::Shell;
 use super::{
     bench, calibrate, doctor, examples, prompt, quality,
     query_worker::{self, QueryWorkerOptions},
-    remote::{self, Server},
-    serve, top,
+    serve, snapshot_cli, top,
 };
 use crate::{
     config::{self, Overrides},
@@ -52,13 +51,7 @@ enum Command {
     Sql(prompt::SqlArgs),
     /// Write all tables of a running server at one moment as Arrow and Parquet files
     #[command(after_help = examples::SNAPSHOT)]
-    Snapshot {
-        /// Folder for the files; must not exist or be empty
-        #[arg(long)]
-        out: PathBuf,
-        #[command(flatten)]
-        server: Server,
-    },
+    Snapshot(snapshot_cli::SnapshotArgs),
     /// Show a running server's fleet on the terminal, live
     #[command(after_help = examples::TOP)]
     Top(top::TopOptions),
@@ -148,7 +141,13 @@ pub fn main() -> ExitCode {
 
 /// The error and its causes in one line; a cause that the error has quoted already is not said again.
 fn explain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.contains(&cause) {
+    explain_causes(error.as_ref())
+}
+
+/// The same of any error.
+pub(super) fn explain_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).fold(String::new(), |text, cause| match text.contains(&cause) {
         true => text,
         false if text.is_empty() => cause,
         false => format!("{text}: {cause}"),
@@ -179,7 +178,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Sql(args) => prompt::run(args),
         Command::Top(options) => top::run(options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Snapshot { out, server } => remote::snapshot(&server, &out),
+        Command::Snapshot(args) => snapshot_cli::run(args),
         Command::ReplayLoad(options) => Ok(load::execute(options)?),
         Command::Replay(options) => replay::execute(&options),
         Command::Calibrate(options) => calibrate::run(&options),

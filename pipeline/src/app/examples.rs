@@ -37,12 +37,18 @@ Examples:
   evenkeel sql --format csv \"select * from decisions\" > decisions.csv
   evenkeel sql --watch 2s \"select instance, running, waiting from instance_load order by as_of desc limit 4\"
   evenkeel sql --file report.sql
+  evenkeel sql --saved                                     what is saved; then, for one of them:
+  evenkeel sql --saved latency/ttft_by_tier --param minutes=60
+  evenkeel sql --snapshot tuesday \"select count(*) from requests\"
   echo 'select count(*) from slo; select count(*) from faults' | evenkeel sql
   evenkeel sql --url http://gateway:8080 --key KEY \"select 1\"";
 
 pub const SNAPSHOT: &str = "\
-Example:
-  evenkeel snapshot --out tuesday";
+Examples:
+  evenkeel snapshot --out tuesday
+  evenkeel snapshot --remote --incremental
+  evenkeel snapshot list
+  evenkeel snapshot list --in s3://bucket/fleet";
 
 pub const TOP: &str = "\
 Examples:

@@ -12,6 +12,7 @@
 //! | `query_worker` | SQL from outside in a process of its own: bounds, feed, restarts |
 //! | `postgres` | the PostgreSQL wire: psql, Grafana, JDBC |
 //! | `flight_sql` | Arrow Flight SQL, beside workers' telemetry |
+//! | `snapshots` | snapshots written when asked and when due, and deleted when their time is over |
 //! | `explain` | `GET /v1/requests/{id}/explain`: why a request went as it did |
 //! | `shadow` | policies on the live stream that decide and do not act |
 //! | `traces` | spans of requests for an OTLP collector |
@@ -22,8 +23,10 @@
 //! | `view_reports` | refused rows and what the cache index says of itself, as rows |
 //! | `top` | `evenkeel top`: the fleet on a terminal, live |
 //! | `doctor` | `evenkeel doctor`: is this machine ready to serve |
-//! | `remote` | a running server as the tools see it; `evenkeel snapshot` |
+//! | `remote` | a running server as the tools see it |
 //! | `prompt` | `evenkeel sql`: a query, a script or a prompt |
+//! | `offline`, `saved_cli` | `evenkeel sql` of a snapshot, without a server; saved queries by name |
+//! | `snapshot_cli` | `evenkeel snapshot` |
 //! | `bench` | `evenkeel bench …` |
 //! | `calibrate` | `evenkeel calibrate`: the capacity of an instance by length of request |
 //! | `driver` | an engine driven by its steps, for both |
@@ -49,6 +52,7 @@ pub mod http;
 pub mod live;
 mod loaded;
 mod modes;
+mod offline;
 pub mod page;
 mod plan_book;
 mod plant_metrics;
@@ -58,9 +62,12 @@ mod quality;
 pub mod query_worker;
 pub mod remote;
 mod row_metrics;
+mod saved_cli;
 pub mod serve;
 pub mod shadow;
+mod snapshot_cli;
 pub mod snapshot_routes;
+pub mod snapshots;
 pub mod sql_routes;
 mod table_file;
 pub mod text;

@@ -1,8 +1,4 @@
-//! A running server as the tools see it, and `evenkeel snapshot`.
-//!
-//! They use the same doors as everybody else. Blocking at the edges: each runs one request on a runtime of its own.
-
-use std::path::{Path, PathBuf};
+//! A running server as the tools see it: they use the same doors as everybody else.
 
 use anyhow::{Context, bail};
 use async_trait::async_trait;
@@ -42,15 +38,20 @@ impl Server {
         }
     }
 
-    async fn send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Vec<u8>> {
+    pub(super) async fn send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Vec<u8>> {
+        Ok(self.answer(request).await?.bytes().await?.to_vec())
+    }
+
+    /// The answer, to be read as it comes; an error in the server's words.
+    pub(super) async fn answer(&self, request: reqwest::RequestBuilder) -> anyhow::Result<reqwest::Response> {
         let response = request.send().await.with_context(|| {
             format!("no server answers at {}; start one with `evenkeel serve`, or give --url", self.url)
         })?;
         let status = response.status();
-        let body = response.bytes().await?.to_vec();
         if status.is_success() {
-            return Ok(body);
+            return Ok(response);
         }
+        let body = response.bytes().await?;
         let error: Option<Value> = serde_json::from_slice(&body).ok();
         match error.as_ref().and_then(|error| error["error"]["message"].as_str()) {
             Some(message) => bail!("{message}"),
@@ -74,34 +75,4 @@ impl Ask for Server {
     fn name(&self) -> String {
         format!("the live tables of {}", self.url)
     }
-}
-
-/// Has the server write a snapshot and fetches its files into `folder`, which must not exist or be empty.
-pub fn snapshot(server: &Server, folder: &Path) -> anyhow::Result<()> {
-    if folder.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
-        bail!("--out {}: expected a folder that does not exist or is empty", folder.display());
-    }
-    std::fs::create_dir_all(folder).with_context(|| format!("--out {}: cannot create the folder", folder.display()))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (files, rows) = runtime.block_on(fetch(server, folder))?;
-    println!("{} files, {rows} rows in {}", files, folder.display());
-    Ok(())
-}
-
-async fn fetch(server: &Server, folder: &Path) -> anyhow::Result<(usize, u64)> {
-    let body = server.send(server.request(reqwest::Method::POST, "/snapshots")).await?;
-    let made: Value = serde_json::from_slice(&body).context("the server's answer is not JSON")?;
-    let (name, manifest) = (made["name"].as_str().unwrap_or_default(), &made["manifest"]);
-    let (mut files, mut rows) = (vec!["manifest.json".to_string()], 0);
-    for table in manifest["tables"].as_array().into_iter().flatten() {
-        rows += table["rows"].as_u64().unwrap_or(0);
-        files.extend(table["files"].as_array().into_iter().flatten().filter_map(|f| f.as_str().map(String::from)));
-    }
-    for file in &files {
-        let plain = Path::new(file).file_name().map(PathBuf::from);
-        let plain = plain.filter(|plain| plain == Path::new(file)).context("the server named a file with a path")?;
-        let bytes = server.send(server.request(reqwest::Method::GET, &format!("/snapshots/{name}/{file}"))).await?;
-        std::fs::write(folder.join(plain), bytes).with_context(|| format!("cannot write {file}"))?;
-    }
-    Ok((files.len(), rows))
 }

@@ -3,7 +3,7 @@
 //! Start: data folder and log → bus → dataflow → Flight door → workers → HTTP. Ports are taken before workers are started,
 //! so that a busy port costs nothing. End, on SIGINT or SIGTERM: HTTP drains → workers drain → bus → dataflow.
 
-use std::{io::Write, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{io::Write, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use axum::{Router, extract::DefaultBodyLimit};
@@ -12,7 +12,7 @@ use queries::{LiveTables, SqlAnswers, SqlEngine, query_runtime};
 use tokio::{
     net::TcpListener,
     runtime::{Builder, Runtime},
-    sync::{Mutex, watch},
+    sync::watch,
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,7 @@ use super::{
     row_metrics,
     shadow::{self, Outlet, ShadowSink, Told},
     snapshot_routes::{self, SnapshotDoor},
+    snapshots::{Snapshots, Sources},
     sql_routes::{self, SqlDoor},
     traces, view_reports,
 };
@@ -173,6 +174,8 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let modes = modes::Modes::default();
     super::query_worker::register(&metrics, sql.counters());
     let watch = modes::Watch::new((plant.bus.clone(), plant.views.clone()), sql.counters(), modes.clone());
+    let sources = Sources { tables: plant.tables.clone(), bus: plant.bus.clone(), clock: Arc::new(WallClock) };
+    let snapshots = Snapshots::new(&config.snapshots, sources, &metrics);
     let (events, live_events) = watch::channel(Arc::<str>::from("{}"));
     let tasks = [
         tokio::spawn(tick(gateway.clone())),
@@ -182,6 +185,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         runtimes.ingest.spawn(publish_views(config.clone(), plant.bus.clone(), plant.views.clone())),
         runtimes.ingest.spawn(watch.run(|| WallClock.now())),
         runtimes.ingest.spawn(row_metrics::RowMetrics::new(&metrics).run(plant.bus.clone())),
+        runtimes.ingest.spawn(snapshots.clone().run()),
     ];
     engine_metrics::register(&metrics, plant.views.clone(), config.server.data_dir.clone());
     super::plant_metrics::register(&metrics, (plant.bus.clone(), modes), plant.views.clone());
@@ -193,7 +197,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let (directory, sink) = (plant.directory.clone(), Arc::new(BusSink(plant.bus.clone())));
     let keeping = ForeignPlant { models: foreign, directory, instances: sink.clone(), events: sink, own_models };
     let keepers = ForeignKeepers::start(&config.foreign, first, &keeping);
-    let router = router(config, gateway, plant, (runtimes, live_events, sql.answers()))?;
+    let router = router(config, (gateway, snapshots), plant, (runtimes, live_events, sql.answers()))?;
     announce(address, (flight_address, pg_address), config);
     let server = tokio::spawn({
         let (stop, config) = (stop.clone(), config.server.clone());
@@ -290,7 +294,7 @@ fn events(
 
 fn router(
     config: &Config,
-    gateway: Arc<Gateway>,
+    (gateway, snapshots): (Arc<Gateway>, Arc<Snapshots>),
     plant: &Plant,
     (runtimes, events, answers): (&Runtimes, watch::Receiver<Arc<str>>, Arc<dyn SqlAnswers>),
 ) -> anyhow::Result<Router> {
@@ -302,14 +306,7 @@ fn router(
         keys: keys(),
         life_max: config.server.request_timeout + config.policy.queue.wait_max,
     };
-    let snapshots = SnapshotDoor {
-        tables: plant.tables.clone(),
-        bus: plant.bus.clone(),
-        clock: Arc::new(WallClock),
-        folder: snapshot_folder(config),
-        keys: keys(),
-        writing: Mutex::new(()),
-    };
+    let snapshots = SnapshotDoor { snapshots, keys: keys() };
     let rest = Router::new()
         .merge(sql_routes::routes(Arc::new(SqlDoor { answers, keys: keys() })))
         .merge(explain::routes(Arc::new(explain)))
@@ -330,10 +327,6 @@ fn router(
         .allow_headers(headers)
         .expose_headers(cors::Any);
     Ok(router.layer(cors))
-}
-
-fn snapshot_folder(config: &Config) -> PathBuf {
-    config.server.data_dir.join("snapshots")
 }
 
 async fn serve_flight(listener: TcpListener, door: FlightDoor, stop: CancellationToken) {

@@ -1,90 +1,119 @@
-//! `POST /snapshots`: all tables at one moment, as Arrow and Parquet files (SPEC E3). `GET /snapshots/{name}/{file}` fetches
-//! one of them.
+//! `POST /snapshots`: all tables at one moment, as Arrow and Parquet files (SPEC E3). `GET /snapshots` lists those that are there,
+//! `GET /snapshots/{name}/{file}` fetches one file.
 //!
-//! Snapshots lie in `<data_dir>/snapshots/<time>`; the newest [`KEPT`] are kept. One is written at a time; a second request
-//! waits.
+//! What a request may choose is [`Wish`]. A file is sent as a stream, so its size costs no memory.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::{Path as UrlPath, State},
+    body::{Body, Bytes},
+    extract::{Path as UrlPath, Query, State},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use queries::{LiveTables, snapshot::write_snapshot};
-use serde_json::json;
-use tokio::sync::Mutex;
+use queries::snapshot::{Manifest, SnapshotError};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
-use super::sql_routes::refusal;
-use crate::{
-    bus::Bus,
-    gateway::{auth::Keys, deps::Clock},
+use super::{
+    cli::explain_causes,
+    snapshots::{Cause, SnapshotFault, Snapshots, Wish},
+    sql_routes::refusal,
 };
-
-/// Snapshots kept; older ones are deleted.
-pub const KEPT: usize = 8;
+use crate::gateway::auth::Keys;
 
 /// What the routes need.
 pub struct SnapshotDoor {
-    pub tables: Arc<LiveTables>,
-    pub bus: Bus,
-    pub clock: Arc<dyn Clock>,
-    pub folder: PathBuf,
+    pub snapshots: Arc<Snapshots>,
     pub keys: Keys,
-    pub writing: Mutex<()>,
 }
 
 pub fn routes(door: Arc<SnapshotDoor>) -> Router {
-    Router::new().route("/snapshots", post(create)).route("/snapshots/{name}/{file}", get(fetch)).with_state(door)
+    Router::new()
+        .route("/snapshots", post(create).get(list))
+        .route("/snapshots/{name}/{file}", get(fetch))
+        .with_state(door)
 }
 
-async fn create(State(door): State<Arc<SnapshotDoor>>, headers: HeaderMap) -> Response {
+async fn create(State(door): State<Arc<SnapshotDoor>>, headers: HeaderMap, body: Bytes) -> Response {
     if let Err(error) = door.keys.tenant(&headers) {
         return error.into_response();
     }
-    let _writing = door.writing.lock().await;
-    // Everything published before the request is in the tables.
-    if let Err(error) = door.bus.flush().await {
-        return refusal(StatusCode::SERVICE_UNAVAILABLE, ("server_error", "bus"), &error.to_string());
-    }
-    let as_of = door.clock.now();
-    let name = as_of.to_string();
-    let (tables, target, folder) = (door.tables.snapshot(), door.folder.join(&name), door.folder.clone());
-    let written = tokio::task::spawn_blocking(move || {
-        std::fs::create_dir_all(&folder).map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
-        let manifest = write_snapshot(&target, &tables, as_of).map_err(|error| error.to_string())?;
-        prune(&folder);
-        Ok::<_, String>((manifest, target))
-    })
-    .await;
-    match written {
-        Ok(Ok((manifest, path))) => Json(json!({"name": name, "path": path, "manifest": manifest})).into_response(),
-        Ok(Err(message)) => refusal(StatusCode::INSUFFICIENT_STORAGE, ("server_error", "snapshot"), &message),
-        Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, ("server_error", "snapshot"), &error.to_string()),
-    }
-}
-
-/// Deletes all but the newest [`KEPT`]; names are times, so their order is by age.
-fn prune(folder: &Path) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    let mut names: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(|path| is_snapshot(path)).collect();
-    names.sort();
-    let surplus = names.len().saturating_sub(KEPT);
-    for old in &names[..surplus] {
-        if let Err(error) = std::fs::remove_dir_all(old) {
-            tracing::warn!(path = %old.display(), %error, "old snapshot not deleted");
+    let wish: Wish = match body.is_empty() {
+        true => Wish::default(),
+        false => match serde_json::from_slice(&body) {
+            Ok(wish) => wish,
+            Err(error) => {
+                let message = format!("The body is not an object with target, formats, tables or incremental: {error}");
+                return refusal(StatusCode::BAD_REQUEST, ("invalid_request_error", "invalid_json"), &message);
+            }
+        },
+    };
+    match door.snapshots.write(&wish, Cause::Asked).await {
+        Ok(written) => {
+            let (rows, files, bytes) = written.manifest.written();
+            let location = written.place.inside(&written.manifest.name);
+            Json(json!({
+                "name": written.manifest.name,
+                "location": location.shown(),
+                "written": {"rows": rows, "files": files, "bytes": bytes, "took_us": written.took_us},
+                "manifest": written.manifest,
+            }))
+            .into_response()
         }
+        Err(fault) => refused(&fault),
     }
 }
 
-fn is_snapshot(path: &Path) -> bool {
-    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    target: Option<String>,
+}
+
+async fn list(State(door): State<Arc<SnapshotDoor>>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
+    if let Err(error) = door.keys.tenant(&headers) {
+        return error.into_response();
+    }
+    let place = match door.snapshots.place(asked.target.as_deref()) {
+        Ok(place) => place,
+        Err(fault) => return refused(&fault),
+    };
+    match place.snapshots().await {
+        Ok(found) => {
+            let snapshots: Vec<Value> = found.iter().rev().map(summary).collect();
+            Json(json!({"target": place.shown(), "snapshots": snapshots})).into_response()
+        }
+        Err(error) => refused(&error.into()),
+    }
+}
+
+/// One snapshot in a list.
+pub(super) fn summary(manifest: &Manifest) -> Value {
+    let (own_rows, own_files, own_bytes) = manifest.written();
+    json!({
+        "name": manifest.name,
+        "as_of": manifest.as_of,
+        "base": manifest.base,
+        "chain": manifest.chain,
+        "formats": manifest.formats,
+        "tables": manifest.tables.len(),
+        "rows": manifest.rows(),
+        "written": {"rows": own_rows, "files": own_files, "bytes": own_bytes},
+    })
+}
+
+fn refused(fault: &SnapshotFault) -> Response {
+    let (status, names) = match fault {
+        SnapshotFault::Refused { .. } => (StatusCode::BAD_REQUEST, ("invalid_request_error", "refused")),
+        SnapshotFault::Bus => (StatusCode::SERVICE_UNAVAILABLE, ("server_error", "bus")),
+        SnapshotFault::Failed(SnapshotError::Occupied { .. }) => (StatusCode::CONFLICT, ("server_error", "occupied")),
+        SnapshotFault::Failed(_) => (StatusCode::INSUFFICIENT_STORAGE, ("server_error", "snapshot")),
+        SnapshotFault::Ended(_) => (StatusCode::INTERNAL_SERVER_ERROR, ("server_error", "snapshot")),
+    };
+    refusal(status, names, &explain_causes(fault))
 }
 
 async fn fetch(
@@ -95,17 +124,30 @@ async fn fetch(
     if let Err(error) = door.keys.tenant(&headers) {
         return error.into_response();
     }
-    let plain =
-        |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
-    if !is_snapshot(Path::new(&name)) || !plain(&file) || file.starts_with('.') {
-        return refusal(StatusCode::NOT_FOUND, ("invalid_request_error", "not_found"), "No such snapshot file.");
+    let none = |message: &str| refusal(StatusCode::NOT_FOUND, ("invalid_request_error", "not_found"), message);
+    let is_plain = file.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
+    let is_moment = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_moment || !is_plain || file.starts_with('.') {
+        return none("No such snapshot file.");
     }
-    match tokio::fs::read(door.folder.join(&name).join(&file)).await {
-        Ok(bytes) => ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response(),
-        Err(_) => refusal(
-            StatusCode::NOT_FOUND,
-            ("invalid_request_error", "not_found"),
-            &format!("No file {file} in snapshot {name}."),
-        ),
+    let place = match door.snapshots.place(None) {
+        Ok(place) => place.inside(&name),
+        Err(fault) => return refused(&fault),
+    };
+    match place.get(&file).await {
+        Ok(found) => {
+            let size = found.meta.size;
+            let kind = [(header::CONTENT_TYPE, "application/octet-stream".to_string())];
+            let length = [(header::CONTENT_LENGTH, size.to_string())];
+            (kind, length, Body::from_stream(found.into_stream())).into_response()
+        }
+        Err(SnapshotError::Store { source, .. }) if is_missing(&source) => {
+            none(&format!("No file {file} in snapshot {name}."))
+        }
+        Err(error) => refused(&error.into()),
     }
+}
+
+fn is_missing(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::NotFound { .. })
 }

@@ -1,10 +1,10 @@
-//! `POST /sql`: one read-only query over the live tables (SPEC E2). The answer's form follows `Accept`: JSON (the default),
-//! CSV or an Arrow stream.
+//! `POST /sql`: one read-only query over the live tables, written out or saved (SPEC E2). The answer's form follows `Accept`:
+//! JSON (the default), CSV or an Arrow stream. `GET /sql/saved` lists the saved ones.
 //!
 //! Errors have OpenAI's shape, so that one client handling serves both doors. Limits: `[sql]` of the configuration, and the key's own.
 //! A large answer is written on a thread of its own, so that it holds up no other request.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use arrow::datatypes::{DataType, TimeUnit};
 use axum::{
@@ -13,14 +13,15 @@ use axum::{
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
-    routing::post,
+    routing::{get, post},
 };
 use queries::{
     Caller, QueryResult, Question, ScalarValue, SqlAnswers, SqlError,
     encode::{self, EncodeError},
+    saved,
 };
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::gateway::auth::{Keys, Tenant};
 
@@ -36,13 +37,51 @@ pub struct SqlDoor {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SqlRequest {
-    query: String,
+    query: Option<String>,
+    /// Name of a saved query instead.
+    saved: Option<String>,
+    /// Its parameters: texts or numbers.
+    #[serde(default)]
+    parameters: BTreeMap<String, Value>,
     /// The moment as which the tables are seen, as in `2026-01-31T12:00:00Z`.
     as_of: Option<String>,
 }
 
+impl SqlRequest {
+    /// The statement to run.
+    fn statement(self) -> Result<String, SqlError> {
+        match (self.query, self.saved) {
+            (Some(query), None) if self.parameters.is_empty() => Ok(query),
+            (None, Some(name)) => {
+                let text = |value: Value| match value {
+                    Value::String(text) => text,
+                    other => other.to_string(),
+                };
+                let given = self.parameters.into_iter().filter(|(_, value)| !value.is_null());
+                saved::find(&name)?.render(&given.map(|(name, value)| (name, text(value))).collect())
+            }
+            _ => Err(SqlError::Refused(
+                "give \"query\", or \"saved\" with its \"parameters\"; GET /sql/saved lists what is saved".to_string(),
+            )),
+        }
+    }
+}
+
 pub fn routes(door: Arc<SqlDoor>) -> Router {
-    Router::new().route("/sql", post(sql)).with_state(door)
+    Router::new().route("/sql", post(sql)).route("/sql/saved", get(list_saved)).with_state(door)
+}
+
+/// The saved queries: what each answers, its parameters, and its statement with the defaults in it.
+async fn list_saved(State(door): State<Arc<SqlDoor>>, headers: HeaderMap) -> Response {
+    if let Err(error) = door.keys.tenant(&headers) {
+        return error.into_response();
+    }
+    let queries = saved::all().iter().map(|query| {
+        let mut told = json!(query);
+        told["statement"] = query.text().into();
+        told
+    });
+    Json(queries.collect::<Vec<_>>()).into_response()
 }
 
 /// Who asks, for SQL: a tenant with its limits.
@@ -74,7 +113,7 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
     let request: SqlRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
         Err(error) => {
-            let message = format!("The body is not {{\"query\": \"…\"}}: {error}");
+            let message = format!("The body is not {{\"query\": \"…\"}} or {{\"saved\": \"…\"}}: {error}");
             return refusal(StatusCode::BAD_REQUEST, ("invalid_request_error", "invalid_json"), &message);
         }
     };
@@ -86,7 +125,11 @@ async fn sql(State(door): State<Arc<SqlDoor>>, headers: HeaderMap, body: Bytes) 
             return refusal(StatusCode::BAD_REQUEST, ("invalid_request_error", "invalid_value"), &message);
         }
     };
-    let question = Question { as_of, ..Question::new(request.query, caller(&tenant)) };
+    let statement = match request.statement() {
+        Ok(statement) => statement,
+        Err(error) => return sql_error(&error),
+    };
+    let question = Question { as_of, ..Question::new(statement, caller(&tenant)) };
     let answer = match door.answers.answer(question).await {
         Ok(answer) => answer,
         Err(error) => return sql_error(&error),

@@ -7,11 +7,12 @@
 
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use queries::{History, HistoryBatches, Older, Topic};
+use queries::{History, HistoryBatches, NumberedBatches, Older, Topic};
 
 use super::{
     archive::{listed, read_meta},
@@ -68,5 +69,10 @@ impl History for LogFollower {
     fn older(&self, wanted: Older) -> HistoryBatches {
         self.look(wanted.topic, wanted.before);
         self.reader.older(wanted)
+    }
+
+    fn numbered(&self, topic: Topic, rows: Range<u64>) -> NumberedBatches {
+        self.look(topic, rows.end);
+        self.reader.numbered(topic, rows)
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use arrow::array::RecordBatch;
-use queries::{History, HistoryBatches, HistoryError, Older, TimeRange, Topic, live_table::widen};
+use queries::{History, HistoryBatches, HistoryError, NumberedBatches, Older, TimeRange, Topic, live_table::widen};
 
 use super::segment::{Entry, SegmentError, SegmentMeta, SegmentReader, entries};
 
@@ -125,5 +125,9 @@ impl History for LogReader {
     fn older(&self, wanted: Older) -> HistoryBatches {
         let batches = self.read_between(wanted.topic, 0..wanted.before, wanted.times);
         Box::new(batches.map(|read| read.map(|(_, batch)| batch)))
+    }
+
+    fn numbered(&self, topic: Topic, rows: Range<u64>) -> NumberedBatches {
+        Box::new(self.read(topic, rows))
     }
 }

@@ -10,7 +10,7 @@ use figment::{
     providers::{Env, Format, Serialized, Toml},
 };
 
-use super::{Config, models, shadow, validate, variants};
+use super::{Config, models, shadow, snapshots, validate, variants};
 
 pub(super) const DEFAULTS: &str = include_str!("../default.toml");
 
@@ -76,6 +76,9 @@ fn finish(figment: Figment) -> Result<Config, ConfigError> {
     if config.server.data_dir.as_os_str().is_empty() {
         config.server.data_dir = home_dir().join("data");
     }
+    if config.snapshots.target.is_empty() {
+        config.snapshots.target = config.server.data_dir.join("snapshots").to_string_lossy().into_owned();
+    }
     if config.model.models_dir.as_os_str().is_empty() {
         config.model.models_dir = home_dir().join("models");
     }
@@ -83,6 +86,7 @@ fn finish(figment: Figment) -> Result<Config, ConfigError> {
     let declared = models::variant_names(&config);
     config.policy.variants.resolve(declared);
     shadow::validate(&config)?;
+    snapshots::validate(&config)?;
     Ok(config)
 }
 

@@ -8,6 +8,7 @@ mod load;
 mod models;
 mod recorded;
 mod shadow;
+mod snapshots;
 mod validate;
 mod variants;
 
@@ -22,6 +23,7 @@ pub use load::{ConfigError, Overrides, defaults, home_dir, load};
 pub use models::{MODELS_MAX, ModelGroup, parse_model};
 pub use recorded::{Recorded, Served};
 pub use shadow::{Shadow, ShadowPolicy};
+pub use snapshots::{Snapshots, Span};
 pub(crate) use validate::require;
 pub use variants::{KvFormat, Variant, Weights, parse_variant};
 
@@ -41,6 +43,7 @@ pub struct Config {
     pub shadow: Shadow,
     pub tracing: Tracing,
     pub sql: Sql,
+    pub snapshots: Snapshots,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

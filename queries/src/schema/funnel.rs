@@ -85,6 +85,6 @@ pub(super) fn diagnosis() -> Vec<Field> {
         worst("worst_step_instance", DataType::UInt32, "instance of the step that was longest beyond the fit"),
         worst("worst_step_epoch", DataType::UInt64, "its incarnation"),
         worst("worst_step", DataType::UInt64, "its number"),
-        worst("worst_step_us", DataType::Int64, "its length, microseconds"),
+        optional(number("worst_step_us", DataType::Int64, "us", "its length")),
     ]
 }

@@ -93,7 +93,7 @@ fn list(name: &str, item: DataType, comment: &str) -> Field {
 
 pub(super) fn policy_inputs() -> Vec<Field> {
     let hashes = DataType::List(Arc::new(Field::new("item", DataType::UInt64, false)));
-    let waiting = |name: &str, comment: &str| optional(number(name, DataType::UInt64, "", comment));
+    let waiting = |name: &str, unit: &str, comment: &str| optional(number(name, DataType::UInt64, unit, comment));
     let budget = |name: &str, comment: &str| optional(number(name, DataType::Int64, "us", comment));
     let lengths = DataType::List(Arc::new(Field::new("item", DataType::UInt32, false)));
     vec![
@@ -124,18 +124,22 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         list("excluded", DataType::UInt32, "placement: instances left out, since they failed or have no client"),
         optional(text("throttle_step", "arrival, tick: step in force before")),
         optional(number("throttle_since_us", DataType::Int64, "us", "arrival, tick: since when, from the Unix epoch")),
-        waiting("queued_requests", "arrival: requests in the queue at admission"),
-        waiting("queued_tokens", "arrival: tokens they hold"),
-        waiting("pushed_requests", "arrival: requests in the queue when this one came to it; NULL: it did not"),
-        waiting("pushed_tokens", "arrival: tokens they hold"),
+        waiting("queued_requests", "requests", "arrival: requests in the queue at admission"),
+        waiting("queued_tokens", "tokens", "arrival: tokens they hold"),
+        waiting(
+            "pushed_requests",
+            "requests",
+            "arrival: requests in the queue when this one came to it; NULL: it did not",
+        ),
+        waiting("pushed_tokens", "tokens", "arrival: tokens they hold"),
         optional(text(
             "lease",
             "placement: reserved, lost (others took the room) or none; arrival: reserved, where what routing chose then was taken",
         )),
         optional(text("because", "placement: what led to it, in words")),
-        waiting("queued_bytes", "arrival: memory held by the requests in the queue at admission"),
-        waiting("pushed_bytes", "arrival: the same when this one came to it; NULL: it did not"),
-        waiting("request_bytes", "arrival: memory that the request holds while it waits"),
+        waiting("queued_bytes", "bytes", "arrival: memory held by the requests in the queue at admission"),
+        waiting("pushed_bytes", "bytes", "arrival: the same when this one came to it; NULL: it did not"),
+        waiting("request_bytes", "bytes", "arrival: memory that the request holds while it waits"),
         optional(text("model", "model asked for, whose instances and throttle were looked at; NULL: the only one")),
         optional(stamp("arrived_at", "arrival: when the request came; its budgets count from here")),
         budget("slo_first_token_us", "arrival: budget stated for the first token, as far as the key allows"),

@@ -1,12 +1,18 @@
 //! Rows that left memory answer together with those in memory (SPEC E2).
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use arrow::array::RecordBatch;
-use queries::{History, HistoryBatches, HistoryError, LiveTables, Older, SqlEngine, SqlError, Topic, query_runtime};
+use queries::{
+    History, HistoryBatches, HistoryError, LiveTables, NumberedBatches, Older, SqlEngine, SqlError, TimeRange, Topic,
+    query_runtime,
+};
 
 use crate::{
     fixtures::{counts, faults},
@@ -42,6 +48,22 @@ impl History for Kept {
             match kept.broken {
                 true => Some(Err(HistoryError { table: "faults", detail: "disk on fire".to_string() })),
                 false => Some(Ok(batch.slice(0, rows))),
+            }
+        }))
+    }
+
+    fn numbered(&self, topic: Topic, rows: Range<u64>) -> NumberedBatches {
+        let start = rows.start;
+        let older = self.older(Older { topic, before: rows.end, times: TimeRange::ALL });
+        let mut next = 0;
+        Box::new(older.filter_map(move |read| match read {
+            Err(error) => Some(Err(error)),
+            Ok(batch) => {
+                let first = next;
+                next += batch.num_rows() as u64;
+                let passed = start.saturating_sub(first).min(batch.num_rows() as u64);
+                let rest = batch.slice(passed as usize, batch.num_rows() - passed as usize);
+                (rest.num_rows() > 0).then_some(Ok((first + passed, rest)))
             }
         }))
     }

@@ -6,6 +6,7 @@ mod encode;
 mod fixtures;
 mod history;
 mod live_table;
+mod saved;
 mod slt;
 mod snapshot;
 mod sql;

@@ -1,10 +1,11 @@
-// The SQL console: a statement, examples, the answer as a table or a plot, and as a file.
+// The SQL console: a statement, examples and saved queries to begin with, the answer as a table or a plot, and as a file.
 //
 // Invariant: one statement runs at a time; a new one, or Cancel, drops the one before. The statement that ran is in the
 // address. Bound: ROWS_SHOWN rows are drawn, and the page says so when there are more; the files have them all.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { ResultPlot } from '../components/result_plot';
 import { ROWS_SHOWN, RowsTable } from '../components/rows_table';
+import { SavedPicker } from '../components/saved_picker';
 import { EXAMPLES } from '../examples';
 import { count, durationText } from '../format';
 import { fileOf, runSql, type FileKind, type Result } from '../sql';
@@ -57,6 +58,7 @@ export function SqlView({ place, go }: ViewProps) {
           ))}
         </div>
       </div>
+      <SavedPicker choose={setQuery} />
       <label class="visually-hidden" for="sql-input">
         SQL statement; Ctrl+Enter runs it
       </label>

@@ -24,7 +24,11 @@ use std::{
 use anyhow::{Context, bail};
 use async_trait::async_trait;
 
-use super::remote::{Format, Server};
+use super::{
+    offline::Offline,
+    remote::{Format, Server},
+    saved_cli::{Asked, Source},
+};
 use script::{Command, Item};
 
 /// Lines kept in `<EVENKEEL_HOME>/sql_history`.
@@ -45,6 +49,8 @@ pub struct SqlArgs {
     #[arg(long, value_enum, default_value = "table")]
     pub format: Format,
     #[command(flatten)]
+    pub source: Source,
+    #[command(flatten)]
     pub server: Server,
 }
 
@@ -58,9 +64,19 @@ pub trait Ask: Send + Sync {
 }
 
 /// Runs the command.
-pub fn run(args: SqlArgs) -> anyhow::Result<()> {
-    let source = args.server.clone();
-    run_on(&args, &source)
+pub fn run(mut args: SqlArgs) -> anyhow::Result<()> {
+    match args.source.asked(args.query.as_deref())? {
+        Asked::List(list) => {
+            println!("{list}");
+            return Ok(());
+        }
+        Asked::Statement(query) => args.query = Some(query),
+        Asked::Open => {}
+    }
+    let Some(location) = &args.source.snapshot else { return run_on(&args, &args.server) };
+    let offline = Offline::open(location)?;
+    eprintln!("{}", offline.describe());
+    run_on(&args, &offline)
 }
 
 /// The same with any source of answers.

@@ -394,6 +394,7 @@ fn every_row_fits_its_schema() {
         there_and_back(vec![PolicyInputRow { at: super::NOW, ..PolicyInputRow::default() }, policy_input()]),
         there_and_back(vec![epoch]),
         there_and_back(vec![ModeRow { is_degraded: true, ..ModeRow::default() }, ModeRow::default()]),
+        there_and_back(vec![SnapshotRow { base: Some("1".into()), ..SnapshotRow::default() }, SnapshotRow::default()]),
     ];
     assert_eq!(seen, Topic::ALL);
 }

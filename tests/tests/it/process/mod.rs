@@ -12,6 +12,7 @@ mod loss;
 mod models;
 mod monitoring;
 mod replay;
+mod snapshots;
 mod sql;
 mod starts;
 mod structure;
