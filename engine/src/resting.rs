@@ -7,6 +7,9 @@
 //! The step takes as many as keep it within the pace of whoever needs it fastest, the most urgent first; the others rest,
 //! and come nearer to their own time by it.
 //!
+//! A smaller batch draws fewer tokens a second. Where it would draw less than half as many (a machine on which a batch takes
+//! hardly longer than one sequence), nobody rests: little would be gained for one, and much lost for all.
+//!
 //! Invariants: somebody always runs; nobody rests unless the whole batch is predicted to be too slow for somebody who can be
 //! saved; who rests is due later than all who run. Cost: O(n log n) in a step in which somebody rests, else O(n). No state.
 
@@ -34,6 +37,10 @@ pub(crate) fn resting(decoding: &[Decoding], gap_us: Micros, pace: &StepPace) ->
         return Vec::new();
     }
     let fit = (1..decoding.len()).rev().find(|count| time(*count).is_some_and(|us| us <= within)).unwrap_or(1);
+    let (Some(part), batch) = (time(fit), decoding.len()) else { return Vec::new() };
+    if 2 * fit as Micros * all < batch as Micros * part {
+        return Vec::new();
+    }
     let due =
         |one: &Decoding| one.drew_at + one.needs_us.filter(can_be_saved).map_or(gap_us, |needs| needs.min(gap_us));
     let mut order: Vec<(Micros, RunKey)> = decoding.iter().map(|one| (due(one), one.key)).collect();
@@ -78,6 +85,20 @@ mod tests {
         assert!(rest(&with(Some(30_000))).is_empty());
         assert!(rest(&with(Some(1_000))).is_empty(), "it would be late alone");
         assert!(resting(&with(Some(13_000)), 100_000, &StepPace::default()).is_empty());
+    }
+
+    /// Scenario: a machine on which ten sequences take hardly longer than one; one of them needs a little less than that.
+    /// Guarantees: nobody rests where a batch of a few would draw a fraction of the tokens.
+    #[test]
+    fn nobody_rests_where_little_is_gained() {
+        let mut flat = StepPace::default();
+        for step in 0..100u32 {
+            let stats = StepStats { prefill_tokens: step % 3 * 20, decode_tokens: step % 17, ..StepStats::default() };
+            flat.learn(&stats, Micros::from(5_000 + 50 * (step % 17) + 100 * (step % 3 * 20)));
+        }
+        let with = |needs| (0..9).map(|id| one(id, 0, None)).chain([one(9, 0, Some(needs))]).collect::<Vec<_>>();
+        assert!(resting(&with(5_200), 100_000, &flat).is_empty());
+        assert_eq!(resting(&with(5_400), 100_000, &flat).len(), 2);
     }
 
     /// Scenario: sequences that need 13 ms a token beside five times as many with time, over a thousand steps.

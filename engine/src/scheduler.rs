@@ -137,12 +137,13 @@ impl Scheduler {
     }
 
     /// Bounds what prompts take of a step in which so many decode: by `prefill_step_us`, and by the pace that those who
-    /// decode need to be whole before they are dropped. Who would be late without any prompt is not waited for.
+    /// decode need to be whole before they are dropped. Half of a step is for prompts in any case: who would be late with
+    /// that is not waited for, else one that is nearly late holds up all prompts.
     fn limit_prompts(&self, (now, decoding): (Micros, usize), budget: &mut TokenBudget) {
         let Some(most) = self.config.prefill_step_us else { return };
         let Some(alone) = self.pace.decode_us(decoding) else { return };
         let needed = self.roster.running.values().filter(|sequence| sequence.is_decoding());
-        let needed = needed.filter_map(|sequence| sequence.needed_pace(now)).filter(|us| *us > alone);
+        let needed = needed.filter_map(|sequence| sequence.needed_pace(now)).filter(|us| *us >= 2 * alone);
         let within = needed.min().map_or(most, |us| us.min(most));
         if let Some(tokens) = self.pace.prompt_tokens(decoding, within) {
             budget.limit_prompts(tokens);
