@@ -3,7 +3,7 @@
 //!
 //! Nothing is kept for it: the tables are asked, live rows and log alike, under the limits of `[sql]`. An id says when its request came, so
 //! only rows of that time are read. Invariants: a tenant sees its own requests alone, and whether another's exists it is not told; the
-//! answer holds what was published before it was asked for. Cost: three queries. Bounds: those of the SQL engine, and [`EVENTS_MAX`] events
+//! answer holds what was published before it was asked for. Cost: five queries. Bounds: those of the SQL engine, and [`EVENTS_MAX`] events
 //! (a token's events are summed up, not listed).
 
 use std::{sync::Arc, time::Duration};
@@ -15,14 +15,14 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use queries::{SqlEngine, SqlError, encode};
+use queries::{SqlEngine, SqlError, Topic, encode};
 use serde_json::{Value, json};
 
 use super::sql_routes::sql_error;
 use crate::{
     bus::Bus,
     gateway::{auth::Keys, error::ApiError},
-    ids::Micros,
+    ids::{Micros, micros},
 };
 
 /// Events listed.
@@ -70,9 +70,9 @@ fn arrival_of(id: &str) -> Option<Micros> {
 
 impl ExplainDoor {
     async fn tell(&self, id: &str, (tenant, at): (&str, Micros)) -> Result<Option<Value>, SqlError> {
-        let to = at.saturating_add(i64::try_from(self.life_max.as_micros()).unwrap_or(i64::MAX / 2));
+        let to = at.saturating_add(micros(self.life_max));
         let span = |time: &str| {
-            let from = at - BEFORE.as_micros() as Micros;
+            let from = at - micros(BEFORE);
             // The id has passed `arrival_of`, so it holds no quote.
             format!("request_id = '{id}' and {time} between to_timestamp_micros({from}) and to_timestamp_micros({to})")
         };
@@ -94,12 +94,7 @@ impl ExplainDoor {
              from requests where {} and tenant = '{owner}' and event = 'grew'",
             span("at")
         );
-        let inputs = format!(
-            "select at, reading, decision_id, settings, view_mode, view_as_of, instances, hits, hits_as_of, tenant_class, variants, tier, \
-             prompt_tokens, max_tokens, turns, tie_turn, excluded, spared, throttle_step, throttle_since_us, queued_requests, queued_tokens, \
-             pushed_requests, pushed_tokens, lease, because from policy_inputs where {} order by at",
-            span("at")
-        );
+        let inputs = format!("select {} from policy_inputs where {} order by at", inputs_told(), span("at"));
         let shadow = format!("select * from shadow_decisions where {} order by at, shadow", span("at"));
         let grown = self.rows(&grown).await?.into_iter().next();
         Ok(Some(answer(
@@ -114,6 +109,13 @@ impl ExplainDoor {
         let text = encode::json(&answer.schema, &answer.batches).map_err(|error| wrong(error.to_string()))?;
         serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))
     }
+}
+
+/// What policies read, but for the hashes of the prompt's blocks, which tell nobody anything.
+fn inputs_told() -> String {
+    let schema = Topic::PolicyInputs.schema();
+    let names = schema.fields().iter().map(|field| field.name().as_str());
+    names.filter(|name| *name != "block_hashes").collect::<Vec<_>>().join(", ")
 }
 
 /// All that the tables know of a request.

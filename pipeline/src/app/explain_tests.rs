@@ -97,6 +97,8 @@ impl Fixture {
                 request_id: id.into(),
                 view_mode: "exact".into(),
                 excluded: vec![7],
+                slo_whole_us: Some(9),
+                block_hashes: vec![vec![1]],
                 ..PolicyInputRow::default()
             };
             let other = crate::rows::ShadowDecisionRow {
@@ -136,7 +138,9 @@ async fn every_step_is_told_to_its_owner_alone() {
     assert_eq!(decisions.len(), 3);
     for decision in decisions {
         assert_eq!(decision["candidates"][0]["compared_seconds"], serde_json::json!(1.25), "{decision}");
-        assert_eq!(decision["inputs"][0]["excluded"], serde_json::json!([7]), "{decision}");
+        let input = &decision["inputs"][0];
+        assert_eq!((&input["excluded"], &input["slo_whole_us"]), (&json!([7]), &json!(9)), "{decision}");
+        assert!(input.get("block_hashes").is_none(), "{decision}");
         assert_eq!(decision["shadow"][0]["shadow"], "even", "{decision}");
     }
     let lines: Vec<&str> = told["summary"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
