@@ -333,6 +333,7 @@ impl Trip {
         } else {
             let said = shorten(&String::from_utf8_lossy(&body));
             recorder.failed(&ApiError::EngineRefused(format!("{}: {said}", head.status))).await;
+            self.case.settled(&self.pool.gateway, SloEnd::Failed).await;
         }
         answered(&self.case, handed_on(head, Body::from(body)))
     }

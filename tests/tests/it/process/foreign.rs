@@ -135,6 +135,10 @@ async fn failures_before_an_answer_are_not_seen() {
     assert_eq!(good.seen().len() + bad.seen().len(), before + 1);
     let failed = "select error from requests where event = 'failed' and error like 'engine_refused%'";
     server.until(failed, |rows| rows.len() == 1).await;
+    let settled = "select slo.outcome from slo join requests on slo.request_id = requests.request_id \
+                   where event = 'failed' and error like 'engine_refused%'";
+    let settled = server.until(settled, |rows| rows.len() == 1).await;
+    assert_eq!(settled[0]["outcome"], "failed", "as it is of a refusal by an engine of our own");
 }
 
 /// Scenario: a worker breaks off in the middle of a stream, inside of an event.
