@@ -6,10 +6,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    ids::{InstanceId, ProcessEpoch},
+    ids::InstanceId,
     policy::{
-        ClusterView, FetchTimes, Placement, PrefixHits, RouteConfig, RouteRejection, RouteRequest, Tier, ViewMode,
-        route, test_policy,
+        ClusterView, Placement, PrefixHits, RouteConfig, RouteRejection, RouteRequest, Tier, ViewMode, route,
+        test_instance, test_policy,
     },
 };
 
@@ -21,18 +21,7 @@ fn fleet(cuts: &[u32], count: u32) -> ClusterView {
         let bucket = id as usize % edges.len();
         BucketSeat { plan: 1, from_tokens: edges[bucket], to_tokens: edges.get(bucket + 1).copied(), foreign_tokens: 0 }
     };
-    let instance = |id: u32| InstanceView {
-        instance: InstanceId(id),
-        epoch: ProcessEpoch(1),
-        model: "m".into(),
-        variant: "default".into(),
-        is_ready: true,
-        leased_tokens: 0,
-        leased_requests: 0,
-        fetch: FetchTimes::default(),
-        bucket: Some(seat(id)),
-        engine: None,
-    };
+    let instance = |id: u32| InstanceView { bucket: Some(seat(id)), ..test_instance(id) };
     ClusterView {
         mode: ViewMode::Exact,
         as_of: Some(0),

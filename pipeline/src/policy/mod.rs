@@ -82,6 +82,23 @@ pub(crate) fn test_policy() -> config::Policy {
     config::load(None, config::Overrides::default()).expect("the defaults are valid").policy
 }
 
+/// A ready instance of the model `m` with nothing on it, for tests.
+#[cfg(test)]
+pub(crate) fn test_instance(id: u32) -> InstanceView {
+    InstanceView {
+        instance: crate::ids::InstanceId(id),
+        epoch: crate::ids::ProcessEpoch(1),
+        model: "m".into(),
+        variant: DEFAULT_VARIANT.into(),
+        is_ready: true,
+        leased_tokens: 0,
+        leased_requests: 0,
+        fetch: FetchTimes::default(),
+        bucket: None,
+        engine: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

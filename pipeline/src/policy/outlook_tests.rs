@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    ids::{InstanceId, ProcessEpoch},
-    policy::{BucketFit, FetchTimes, InstanceView, QueueStep, Term, ViewMode, test_policy},
+    ids::InstanceId,
+    policy::{BucketFit, QueueStep, Term, ViewMode, test_instance, test_policy},
 };
 
 const SECOND: i64 = 1_000_000;
@@ -27,19 +27,7 @@ fn service() -> ServiceTime {
 }
 
 fn view(count: u32) -> ClusterView {
-    let instance = |id| InstanceView {
-        instance: InstanceId(id),
-        epoch: ProcessEpoch(1),
-        model: "m".into(),
-        variant: "default".into(),
-        is_ready: true,
-        leased_tokens: 0,
-        leased_requests: 0,
-        fetch: FetchTimes::default(),
-        bucket: None,
-        engine: None,
-    };
-    let instances = (0..count).map(instance).collect();
+    let instances = (0..count).map(test_instance).collect();
     ClusterView { mode: ViewMode::Exact, as_of: Some(0), instances, least_loaded: Vec::new() }
 }
 

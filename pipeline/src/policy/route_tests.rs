@@ -4,28 +4,19 @@ use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    ids::ProcessEpoch,
-    policy::{EngineView, FetchTimes, LevelTokens, PrefixHit, ViewMode, test_policy},
-};
+use crate::policy::{EngineView, LevelTokens, PrefixHit, ViewMode, test_instance, test_policy};
 
 pub(super) fn instance(id: u32, leased: (u64, u32), engine: Option<(u32, u64)>) -> InstanceView {
     InstanceView {
-        instance: InstanceId(id),
-        epoch: ProcessEpoch(1),
-        model: "m".into(),
-        variant: "default".into(),
-        is_ready: true,
         leased_tokens: leased.0,
         leased_requests: leased.1,
-        fetch: FetchTimes::default(),
-        bucket: None,
         engine: engine.map(|(running, queued_prefill_tokens)| EngineView {
             running,
             queued_prefill_tokens,
             blocks_total: 100,
             ..EngineView::default()
         }),
+        ..test_instance(id)
     }
 }
 

@@ -3,9 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    ids::{InstanceId, ProcessEpoch},
-    policy::{Admission, AdmitRequest, AdmitState, EngineView, FetchTimes, InstanceView, ViewMode, admit, test_policy},
+use crate::policy::{
+    Admission, AdmitRequest, AdmitState, EngineView, InstanceView, ViewMode, admit, test_instance, test_policy,
 };
 
 const SECOND: Micros = 1_000_000;
@@ -60,18 +59,7 @@ fn a_lost_signal_changes_nothing() {
 }
 
 fn view(mode: ViewMode, engine: Option<EngineView>) -> ClusterView {
-    let instance = InstanceView {
-        instance: InstanceId(0),
-        epoch: ProcessEpoch(1),
-        model: "m".into(),
-        variant: "default".into(),
-        is_ready: true,
-        leased_tokens: 50_000,
-        leased_requests: 3,
-        fetch: FetchTimes::default(),
-        bucket: None,
-        engine,
-    };
+    let instance = InstanceView { leased_tokens: 50_000, leased_requests: 3, engine, ..test_instance(0) };
     ClusterView { mode, as_of: Some(0), instances: vec![instance], least_loaded: Vec::new() }
 }
 
@@ -145,7 +133,7 @@ proptest! {
                 changes.push(now);
             }
             state = next;
-            let is_served = [Tier::High, Tier::Medium, Tier::Low].map(|tier| {
+            let is_served = Tier::ALL.map(|tier| {
                 let request = AdmitRequest { tier, prompt_tokens: 100, max_tokens: 100, bytes: 0 };
                 let entry = AdmitState {
                     step: state.step,

@@ -3,10 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    ids::ProcessEpoch,
-    policy::{FetchTimes, InstanceView, RouteRejection, RouteRequest, ViewMode, route, test_policy},
-};
+use crate::policy::{InstanceView, RouteRejection, RouteRequest, ViewMode, route, test_instance, test_policy};
 
 const NAMES: [&str; 3] = ["f32", "int8", "q4"];
 
@@ -16,16 +13,11 @@ fn names(list: &[&str]) -> Vec<String> {
 
 fn instance(id: u32, variant: &str, is_ready: bool) -> InstanceView {
     InstanceView {
-        instance: InstanceId(id),
-        epoch: ProcessEpoch(1),
-        model: "m".into(),
         variant: variant.into(),
         is_ready,
         leased_tokens: u64::from(id) * 100,
         leased_requests: 1,
-        fetch: FetchTimes::default(),
-        bucket: None,
-        engine: None,
+        ..test_instance(id)
     }
 }
 
