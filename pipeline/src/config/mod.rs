@@ -24,6 +24,7 @@ pub use models::{MODELS_MAX, ModelGroup, parse_model};
 pub use recorded::{Recorded, Served};
 pub use shadow::{Shadow, ShadowPolicy};
 pub use snapshots::{Snapshots, Span};
+pub use validate::HEARTBEAT_TIMEOUTS;
 pub(crate) use validate::require;
 pub use variants::{KvFormat, Variant, Weights, parse_variant};
 

@@ -28,7 +28,10 @@ use engine::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{grammars::Grammars, step_rows::StepSink, wall_micros};
-use crate::gateway::instances::{GenerateCall, KvAsk};
+use crate::{
+    gateway::instances::{GenerateCall, KvAsk},
+    ids::micros,
+};
 
 /// Commands on their way to the engine thread; submitters wait at the bound.
 const COMMANDS_MAX: usize = 256;
@@ -338,7 +341,7 @@ impl EngineThread {
         self.status.step_since.store(0, Ordering::Relaxed);
         self.status.running.store(report.stats.running, Ordering::Relaxed);
         self.status.waiting.store(report.stats.waiting, Ordering::Relaxed);
-        let step_us = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+        let step_us = micros(started.elapsed());
         self.engine.took(step_us);
         let StepReport { outputs, kv_events, stats, speculation, draft_error } = report;
         if let Some(error) = draft_error {

@@ -17,12 +17,10 @@ use super::{
     frames::Frames,
     hosts::Hosts,
 };
+use crate::config::HEARTBEAT_TIMEOUTS;
 
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// As for the setting `dataflow.heartbeat_timeout`.
-const SILENCE_LEAST: Duration = Duration::from_millis(100);
-const SILENCE_MOST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
 pub struct KeeperOptions {
@@ -47,9 +45,11 @@ pub fn keep(options: &KeeperOptions) -> anyhow::Result<()> {
         options.process
     );
     anyhow::ensure!(
-        (SILENCE_LEAST..=SILENCE_MOST).contains(&options.heartbeat_timeout),
-        "--heartbeat-timeout {:?}: expected {SILENCE_LEAST:?} to {SILENCE_MOST:?}",
-        options.heartbeat_timeout
+        HEARTBEAT_TIMEOUTS.contains(&options.heartbeat_timeout),
+        "--heartbeat-timeout {:?}: expected {:?} to {:?}",
+        options.heartbeat_timeout,
+        HEARTBEAT_TIMEOUTS.start(),
+        HEARTBEAT_TIMEOUTS.end()
     );
     let command = ChildCommand::own()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
