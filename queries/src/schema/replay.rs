@@ -102,7 +102,7 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         text("decision_id", "decision made from it; empty for a tick, which only moves the throttle"),
         text("request_id", "the request; empty for a tick"),
         text("settings", "id of the settings in force"),
-        text("view_mode", "exact, degraded, stale or off"),
+        text("view_mode", "exact, approximate, degraded, stale or off"),
         optional(stamp("view_as_of", "state of the views")),
         list("instances", DataType::Struct(instance_input()), "the fleet as the policies saw it"),
         list(

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod cluster;
+mod documents;
 mod foreign_kv;
 mod gateway;
 mod layering;
