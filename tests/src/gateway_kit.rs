@@ -21,13 +21,14 @@ use pipeline::{
     gateway::{
         Gateway,
         deps::{Clock, Deps, EventSink, TextModel, ViewSource},
-        instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
+        instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState},
+        leases::Leases,
         metrics::Metrics,
         registry::Registry,
         routes, with_fallbacks,
     },
     ids::{InstanceId, Micros, ProcessEpoch},
-    policy::{ClusterView, DEFAULT_VARIANT, EngineView, FetchTimes, InstanceView, PrefixHits, PrefixReading, ViewMode},
+    policy::{ClusterView, DEFAULT_VARIANT, EngineView, FetchTimes, PrefixHits, PrefixReading, ViewMode},
     rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, SloReliabilityRow, SloRow},
 };
 use serde_json::Value;
@@ -110,19 +111,8 @@ pub struct TestViews {
 
 impl ViewSource for TestViews {
     fn cluster(&self, now: Micros) -> ClusterView {
-        let view = |entry: &Arc<InstanceEntry>| InstanceView {
-            instance: entry.id,
-            epoch: entry.epoch,
-            model: entry.model.clone(),
-            variant: entry.variant.clone(),
-            is_ready: entry.state == InstanceState::Ready,
-            leased_tokens: entry.leases.counted(),
-            leased_requests: entry.leases.requests(),
-            fetch: entry.fetch,
-            bucket: None,
-            engine: *self.engine.lock().unwrap(),
-        };
-        let instances = self.directory.load().iter().map(view).collect();
+        let engine = *self.engine.lock().unwrap();
+        let instances = self.directory.load().iter().map(|entry| entry.view(engine, None)).collect();
         let least_loaded = self.directory.least_loaded();
         ClusterView { mode: *self.mode.lock().unwrap(), as_of: Some(now), instances, least_loaded }
     }

@@ -4,7 +4,7 @@ use operators::LoadTotal;
 
 use super::*;
 use crate::{
-    gateway::instances::Leases,
+    gateway::leases::Leases,
     ids::ProcessEpoch,
     policy::{FetchTimes, test_policy},
 };

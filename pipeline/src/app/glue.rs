@@ -13,10 +13,10 @@ use crate::{
     dataflow::{FlowViews, ForecastRequest, Predicted, current_view, read_forecast, read_prefixes, view_mode},
     gateway::{
         deps::{Clock, EventSink, ViewSource},
-        instances::{InstanceDirectory, InstanceEntry, InstanceState},
+        instances::{InstanceDirectory, InstanceEntry},
     },
     ids::{InstanceId, Micros},
-    policy::{BucketSeat, ClusterView, EngineView, InstanceView, PrefixReading},
+    policy::{ClusterView, PrefixReading},
     rows::{
         DecisionRow, FaultRow, InstanceRow, PolicyInputRow, RequestRow, Row, SettingsRow, SloReliabilityRow, SloRow,
     },
@@ -117,7 +117,7 @@ impl ViewSource for Views {
             (found.step.epoch == entry.epoch.0).then(|| current_view(state, *found, (now, self.silent_after_us)))
         };
         let seat = |entry: &InstanceEntry| self.plans.seat(entry.id, entry.leases.borrowed());
-        let instances = entries.iter().map(|entry| instance_view(entry, figures(entry), seat(entry))).collect();
+        let instances = entries.iter().map(|entry| entry.view(figures(entry), seat(entry))).collect();
         let least_loaded = self.directory.least_loaded();
         ClusterView { mode, as_of: state.and_then(|state| state.as_of), instances, least_loaded }
     }
@@ -133,20 +133,5 @@ impl ViewSource for Views {
         let Some(flow) = &self.flow else { return (Predicted::default(), None) };
         let state = flow.load();
         (read_forecast(&state, flow.names(), request), state.as_of)
-    }
-}
-
-fn instance_view(entry: &InstanceEntry, engine: Option<EngineView>, bucket: Option<BucketSeat>) -> InstanceView {
-    InstanceView {
-        instance: entry.id,
-        epoch: entry.epoch,
-        model: entry.model.clone(),
-        variant: entry.variant.clone(),
-        is_ready: entry.state == InstanceState::Ready,
-        leased_tokens: entry.leases.counted(),
-        leased_requests: entry.leases.requests(),
-        fetch: entry.fetch,
-        bucket,
-        engine,
     }
 }

@@ -198,7 +198,10 @@ mod tests {
     use crate::{
         config::{Overrides, load},
         dataflow::{FlowViews, Names},
-        gateway::instances::{ChunkStream, GenerateCall, InstanceClient, InstanceDirectory, InstanceError, Leases},
+        gateway::{
+            instances::{ChunkStream, GenerateCall, InstanceClient, InstanceDirectory, InstanceError},
+            leases::Leases,
+        },
         ids::{InstanceId, ProcessEpoch},
     };
 

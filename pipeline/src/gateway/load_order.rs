@@ -10,7 +10,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::instances::{InstanceEntry, InstanceState, Leases};
+use super::{
+    instances::{InstanceEntry, InstanceState},
+    leases::Leases,
+};
 use crate::{
     ids::{InstanceId, Name},
     policy::LEAST_LOADED,

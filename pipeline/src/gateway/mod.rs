@@ -2,7 +2,7 @@
 //!
 //! One request's way through the files: `inference` (HTTP in) → `json_body`, `parse`, `params` (JSON to a checked request) →
 //! `prepare` (text to tokens to block hashes) → `serve` (classify, throttle, admit) → `waiting`, `dispatcher` (queue, route, lease) →
-//! `sequence` (one stream of tokens, over as many instances as it takes) → `running` (all of them, and the account) →
+//! `sequence`, `output` (one stream of tokens, over as many instances as it takes) → `running` (all of them, and the account) →
 //! `answer`, `shape` (HTTP out).
 //!
 //! | file | idea |
@@ -13,7 +13,8 @@
 //! | `deps` | what the gateway needs of the process, as small traits |
 //! | `registry`, `group` | the models by name; what the requests of one share |
 //! | `queue_place` | a place in a queue, held by who waits |
-//! | `instances`, `claims`, `load_order` | instances, their clients and leases; what their deadlines ask; who has the fewest |
+//! | `instances` | instances, their clients, and the directory of them |
+//! | `leases`, `claims`, `load_order` | what is in flight on each; what its deadlines ask; who has the fewest |
 //! | `recorder` | one account a request: rows, metrics and log lines |
 //! | `trace` | the sender's trace, and the story of a request that becomes spans |
 //! | `foreign` | engines of others behind the same policies, their answers relayed |
@@ -41,6 +42,7 @@ pub mod group;
 pub mod inference;
 pub mod instances;
 pub mod json_body;
+pub mod leases;
 pub mod load_order;
 pub mod metrics;
 mod models;

@@ -20,7 +20,8 @@ use super::{
     deps::Deps,
     dispatcher::{Demand, Dispatcher, Failed, Grant, NoPlace},
     error::ApiError,
-    instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError, Lease},
+    instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError},
+    leases::Lease,
     output::Output,
     reading::PlaceReading,
 };

@@ -8,18 +8,14 @@
 //! `faults`. Cost: one task a worker, two small requests an interval.
 //! State: one entry a worker and model, at most [`MODELS_PER_WORKER`].
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use axum::body::Bytes;
 use serde::Deserialize;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use super::{
-    supervisor::{InstanceSink, next_epoch},
+    supervisor::{InstanceSink, next_epoch, tell},
     wall_micros,
 };
 use crate::{
@@ -27,9 +23,10 @@ use crate::{
     gateway::{
         deps::EventSink,
         foreign::{Ask, ForeignInstance, ForeignModels, Upstream, UpstreamError},
-        instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
+        instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState},
+        leases::Leases,
     },
-    ids::{InstanceId, ProcessEpoch},
+    ids::{InstanceId, ProcessEpoch, micros},
     policy::{DEFAULT_VARIANT, FetchTimes},
     rows::{FaultRow, InstanceRow},
 };
@@ -226,12 +223,10 @@ impl Keeper {
             address: Some(self.upstream.url().into()),
             pid: None,
             detail,
-            phase_us: i64::try_from(spent.as_micros()).ok(),
+            phase_us: Some(micros(spent)),
             variant: Some(DEFAULT_VARIANT.into()),
         };
-        if timeout(Duration::from_secs(1), self.plant.instances.instance(row)).await.is_err() {
-            tracing::warn!(instance = %self.id, state = self.state.name(), "the bus is full; an instances row is lost");
-        }
+        tell(self.plant.instances.as_ref(), row).await;
     }
 
     async fn enter_pool(&self, model: &str, state: InstanceState, client: Option<Arc<ForeignInstance>>) {

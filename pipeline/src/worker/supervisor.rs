@@ -31,8 +31,11 @@ use super::{
 };
 use crate::{
     config::{self, ModelGroup, Variant},
-    gateway::instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState, Leases},
-    ids::{InstanceId, ProcessEpoch},
+    gateway::{
+        instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState},
+        leases::Leases,
+    },
+    ids::{InstanceId, ProcessEpoch, micros},
     policy::FetchTimes,
     rows::InstanceRow,
 };
@@ -328,12 +331,18 @@ impl Keeper {
             address: phase.address.map(|address| address.to_string()),
             pid: phase.pid,
             detail: phase.detail,
-            phase_us: i64::try_from(spent.as_micros()).ok(),
+            phase_us: Some(micros(spent)),
             variant: Some(variant),
         };
-        if timeout(PUBLISH_WAIT, self.sink.instance(row)).await.is_err() {
-            tracing::warn!(instance = %self.id, state = phase.state.name(), "the bus is full; an instances row is lost");
-        }
+        tell(self.sink.as_ref(), row).await;
+    }
+}
+
+/// Tells of a state. Who waits for the bus would hold up the fleet, so a row that it does not take soon is lost.
+pub(super) async fn tell(sink: &dyn InstanceSink, row: InstanceRow) {
+    let (instance, state) = (row.name.clone(), row.state.clone());
+    if timeout(PUBLISH_WAIT, sink.instance(row)).await.is_err() {
+        tracing::warn!(instance, state, "the bus is full; an instances row is lost");
     }
 }
 

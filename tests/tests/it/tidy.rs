@@ -11,6 +11,33 @@ fn every_file_opens_with_its_purpose() {
     assert!(bare.is_empty(), "open these files with `//!` and say what the file is for: {bare:#?}");
 }
 
+/// Scenario: files whose header is a map of files, and the modules that they declare, test modules aside.
+/// Guarantees: every module is in the header, and every file of the map is declared, so that the map is that of the land.
+#[test]
+fn header_maps_name_every_file() {
+    let words = |text: &str| -> Vec<String> {
+        let quoted = text.split('`').skip(1).step_by(2).flat_map(|word| word.split(['/', ',', ' ']));
+        quoted.filter(|word| !word.is_empty()).map(String::from).collect()
+    };
+    let (mut maps, mut wrong) = (0, Vec::new());
+    for (path, text) in rust_files() {
+        let header: Vec<&str> = text.lines().take_while(|line| line.starts_with("//!")).collect();
+        let Some(top) = header.iter().position(|line| line.starts_with("//! | file |")) else { continue };
+        maps += 1;
+        let rows = header[top + 2..].iter().take_while(|line| line.starts_with("//! |"));
+        let mapped: Vec<String> = rows.flat_map(|row| words(row.split('|').nth(1).unwrap_or_default())).collect();
+        let module = |line: &str| line.strip_suffix(';')?.rsplit_once("mod ").map(|(_, name)| name.to_string());
+        let declared: Vec<String> = text.lines().filter(|line| !line.starts_with(' ')).filter_map(module).collect();
+        let named = words(&header.join("\n"));
+        let unnamed = declared.iter().filter(|name| !name.ends_with("tests") && !named.contains(name));
+        wrong.extend(unnamed.map(|name| format!("{path}: say in the header what `{name}` is for")));
+        let gone = mapped.iter().filter(|name| !declared.contains(name));
+        wrong.extend(gone.map(|name| format!("{path}: the header names `{name}`, which is no module of it")));
+    }
+    assert!(maps > 10, "only {maps} headers have a map");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 /// Scenario: every Rust file of ours.
 /// Guarantees: no file outgrows 600 lines, where it holds more than one idea.
 #[test]

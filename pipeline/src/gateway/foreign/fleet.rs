@@ -20,9 +20,7 @@ use crate::{
     dataflow::{ForecastRequest, Predicted},
     gateway::{
         deps::ViewSource,
-        instances::{
-            ChunkStream, GenerateCall, InstanceClient, InstanceDirectory, InstanceEntry, InstanceError, InstanceState,
-        },
+        instances::{ChunkStream, GenerateCall, InstanceClient, InstanceDirectory, InstanceEntry, InstanceError},
     },
     ids::Micros,
     policy::{ClusterView, EngineView, InstanceView, PrefixReading, ViewMode},
@@ -160,18 +158,7 @@ impl Fleet {
                 ..EngineView::default()
             }
         });
-        InstanceView {
-            instance: entry.id,
-            epoch: entry.epoch,
-            model: entry.model.clone(),
-            variant: entry.variant.clone(),
-            is_ready: entry.state == InstanceState::Ready,
-            leased_tokens: entry.leases.tokens(),
-            leased_requests: entry.leases.requests(),
-            fetch: entry.fetch,
-            bucket: None,
-            engine,
-        }
+        entry.view(engine, None)
     }
 }
 
@@ -198,7 +185,7 @@ mod tests {
     use super::*;
     use crate::{
         config::{ForeignWorker, Overrides, load},
-        gateway::instances::Leases,
+        gateway::{instances::InstanceState, leases::Leases},
         ids::{InstanceId, ProcessEpoch},
         policy::{DEFAULT_VARIANT, FetchTimes},
     };

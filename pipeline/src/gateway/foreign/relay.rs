@@ -13,7 +13,7 @@ use futures::{future::poll_fn, stream::unfold};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{Pool, told, told::Tail, upstream::Reply};
-use crate::gateway::{error::ApiError, instances::Lease, recorder::Growth, serve::Case, slo::SloEnd};
+use crate::gateway::{error::ApiError, leases::Lease, recorder::Growth, serve::Case, slo::SloEnd};
 
 /// At most one row of growth in this time.
 const ROW_INTERVAL: Duration = Duration::from_secs(1);

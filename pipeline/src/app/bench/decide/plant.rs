@@ -11,7 +11,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::super::super::glue::Views;
 use crate::{
     dataflow::{FlowViews, Names},
-    gateway::instances::{InstanceDirectory, InstanceEntry, InstanceState, Lease, Leases},
+    gateway::{
+        instances::{InstanceDirectory, InstanceEntry, InstanceState},
+        leases::{Lease, Leases},
+    },
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{DEFAULT_VARIANT, FetchTimes},
 };
