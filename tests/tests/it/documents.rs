@@ -42,16 +42,20 @@ fn every_column_is_documented() {
     assert!(missing.is_empty(), "add to docs/sql.md: {missing:#?}");
 }
 
-/// The SQL statements of a document: blocks, arguments of `evenkeel sql`, and those in backticks that leave nothing out.
+/// The SQL statements of a document: those in blocks, arguments of `evenkeel sql`, and those in backticks that leave nothing out.
 fn statements(text: &str) -> Vec<String> {
-    let blocks = text.split("```sql\n").skip(1).filter_map(|rest| rest.split("```").next()).map(str::to_owned);
+    let blocks = text.split("```sql\n").skip(1).filter_map(|rest| rest.split("```").next());
+    // Settings are those of a session.
+    let is_setting = |statement: &&str| ["set ", "reset "].iter().any(|word| statement.starts_with(word));
+    let single = blocks.flat_map(|block| block.split(";\n")).map(str::trim).filter(|statement| !statement.is_empty());
+    let single = single.filter(|statement| !is_setting(statement)).map(str::to_owned);
     let arguments = text.split("evenkeel sql \"").skip(1).filter_map(|rest| {
         let quotes = rest.match_indices('"').map(|(place, _)| place);
         let end = quotes.into_iter().find(|place| !rest[..*place].ends_with('\\'))?;
         Some(rest[..end].replace("\\\"", "\""))
     });
     let told = quoted(text).filter(|word| word.starts_with("select ") && !word.contains('…')).map(str::to_owned);
-    blocks.chain(arguments).chain(told).collect()
+    single.chain(arguments).chain(told).collect()
 }
 
 /// Scenario: every SQL statement in a document, asked of empty tables.
