@@ -19,7 +19,7 @@ pub(super) fn modes() -> Vec<Field> {
 pub(super) fn faults() -> Vec<Field> {
     vec![
         at("when it was noticed"),
-        text("component", "bus, log, dataflow, policy, foreign or shadow"),
+        text("component", "bus, log, dataflow, policy, foreign, shadow, snapshots or sql"),
         text("kind", "what went wrong, one word"),
         text("detail", "in words"),
         number("count", DataType::UInt64, "", "how many the row stands for"),
