@@ -129,7 +129,8 @@ pub fn of_arrow(data_type: &DataType) -> i64 {
             match of_arrow(item.data_type()) {
                 JSON => JSON,
                 UNKNOWN => array_of(TEXT),
-                element => array_of(element),
+                // A list of lists is no array type of PostgreSQL's.
+                element => Some(array_of(element)).filter(|array| *array != 0).unwrap_or(JSON),
             }
         }
         DataType::Struct(_) | DataType::Map(..) => JSON,

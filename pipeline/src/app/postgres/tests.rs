@@ -113,7 +113,7 @@ async fn statements_are_bounded() {
     client.write_all(&[parse("no", "drop table faults"), message(b"S", b"")].concat()).await.unwrap();
     let told = read(&mut client, b'Z').await;
     assert!(told.iter().any(|(kind, text)| *kind == b'E' && text.contains("25006")), "{told:?}");
-    let mut many: Vec<u8> = (0..STATEMENTS_MAX).flat_map(|n| parse(&format!("s{n}"), "begin")).collect();
+    let mut many: Vec<u8> = (0..=STATEMENTS_MAX).flat_map(|n| parse(&format!("s{n}"), "begin")).collect();
     many.extend(message(b"S", b""));
     client.write_all(&many).await.unwrap();
     let told = read(&mut client, b'Z').await;

@@ -35,7 +35,9 @@ async fn a_request_is_explained() {
     }
     let readings: Vec<_> =
         decision["inputs"].as_array().unwrap().iter().map(|input| input["reading"].as_str().unwrap()).collect();
-    assert_eq!(readings, ["arrival", "placement"], "{told}");
+    // What routing chose on arrival was reserved as it was.
+    assert_eq!(readings, ["arrival"], "{told}");
+    assert_eq!(decision["inputs"][0]["lease"], "reserved", "{told}");
     let summary = told["summary"].to_string();
     assert!(
         ["classed High", "routed to w", "first_token", "finished"].iter().all(|word| summary.contains(word)),

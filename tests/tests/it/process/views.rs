@@ -179,7 +179,7 @@ async fn drift_is_found_and_repaired() {
     let last = server.until(last, |rows| rows[0]["event"] == "sum" && rows[0]["bucket"] == 15).await.remove(0);
     let number = |name: &str| last[name].as_u64().or_else(|| last[name].as_str()?.parse().ok()).unwrap();
     let log = server.log();
-    let flight = log.split("Arrow Flight on ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    let flight = log.split("grpc://").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     let config = TelemetryConfig {
         flight,
         instance: InstanceId(9),
