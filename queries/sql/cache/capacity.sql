@@ -4,4 +4,4 @@
 -- parameter: scope text all whose prompts: all, model, tier or tenant
 -- parameter: subject text null which model, tier or tenant
 select capacity_blocks, capacity_tokens, hit_rate, hit_rate_error, points_for_twice, prompts
-from mrc({scope}, {subject})
+from mrc({scope}, {subject}) order by capacity_blocks nulls last

@@ -2,4 +2,4 @@
 -- tables: funnel_window
 -- units: tokens; percent of the prompt tokens; lost_seconds seconds of prefill
 -- parameter: minutes whole 15 how far back
-select * from funnel({minutes})
+select * from funnel({minutes}) order by step

@@ -1,4 +1,4 @@
--- Why did a request go as it did? Its events, decisions and what shadow policies would have decided, in order of time.
+-- Why did a request go as it did? Its events, decisions and what shadow policies would have decided.
 -- tables: requests, decisions, shadow_decisions
 -- units: after_ms milliseconds since the first row; tokens as in the row's detail
 -- parameter: request text null id of the request, as in the header x-evenkeel-request-id
@@ -17,4 +17,4 @@ with life as (
 )
 select at, round(cast(arrow_cast(at, 'Int64') - min(arrow_cast(at, 'Int64')) over () as double) / 1000, 3) as after_ms,
        kind, what, instance, detail
-from life order by at, kind
+from life

@@ -22,4 +22,3 @@ with chosen as (
 select l.step, l.layer, l.tokens, round(100.0 * l.tokens / first_value(l.tokens) over (order by l.step), 1) as percent,
        l.lost_tokens, l.lost_seconds, r.reason as main_reason
 from layers l left join losses r on r.layer = l.layer and r.place = 1
-order by l.step
