@@ -9,19 +9,26 @@
 //! `timeout`; beyond that [`SqlError::Busy`].
 //! Cost: planning 0.5 to 2 ms a query, a copy of the session's function tables included.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use arrow::{array::RecordBatch, datatypes::SchemaRef, temporal_conversions::timestamp_us_to_datetime};
+use arrow::{
+    array::RecordBatch,
+    datatypes::{DataType, SchemaRef},
+    temporal_conversions::timestamp_us_to_datetime,
+};
 use async_trait::async_trait;
 use datafusion::{
-    common::{DataFusionError, ScalarValue},
+    common::{
+        DataFusionError, ScalarValue,
+        tree_node::{TreeNode, TreeNodeRecursion},
+    },
     execution::{
         SessionState, SessionStateBuilder,
         context::{SQLOptions, SessionConfig, SessionContext},
         disk_manager::{DiskManagerBuilder, DiskManagerMode},
         runtime_env::RuntimeEnvBuilder,
     },
-    logical_expr::LogicalPlan,
+    logical_expr::{Expr, LogicalPlan},
     physical_plan::execute_stream,
     sql::parser::Statement,
 };
@@ -244,7 +251,7 @@ impl Query {
     async fn describe(self, base: SessionState, moment: Moment) -> Result<Described, SqlError> {
         let state = self.session(base, &moment).map_err(|error| self.classify(error))?;
         let plan = self.plan(&state, &moment).await?;
-        let types = plan.get_parameter_types().map_err(|error| self.classify(error))?;
+        let types = parameter_types(&plan).map_err(|error| self.classify(error))?;
         let numbers = types.keys().filter_map(|name| name.strip_prefix('$')?.parse::<usize>().ok());
         let last = numbers.max().unwrap_or(0).min(PARAMETERS_MAX);
         let parameters = (1..=last).map(|number| types.get(&format!("${number}")).cloned().flatten()).collect();
@@ -319,6 +326,22 @@ fn own_bytes(batches: &[RecordBatch], last: &RecordBatch) -> usize {
         batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum()
     };
     batches.iter().chain([last]).map(sliced).sum()
+}
+
+/// Types of `$1`, `$2` … by their names: those that the planner found, and those that a parameter is cast to.
+fn parameter_types(plan: &LogicalPlan) -> datafusion::error::Result<HashMap<String, Option<DataType>>> {
+    let mut types = plan.get_parameter_types()?;
+    let mut casts = |expr: &Expr| {
+        if let Expr::Cast(cast) = expr
+            && let Expr::Placeholder(parameter) = cast.expr.as_ref()
+            && let Some(unknown @ None) = types.get_mut(&parameter.id)
+        {
+            *unknown = Some(cast.field.data_type().clone());
+        }
+        Ok(TreeNodeRecursion::Continue)
+    };
+    plan.apply_with_subqueries(|plan| plan.apply_expressions(|expr| expr.apply(&mut casts)))?;
+    Ok(types)
 }
 
 /// Whatever fails before there is a statement is a matter of syntax.

@@ -62,8 +62,10 @@ impl VisitorMut for Postgres<'_> {
         let replaced = match expr {
             Expr::Subquery(query) if never_has_rows(query) => Some(null()),
             // ARRAY(SELECT …)
-            Expr::Function(Function { args: FunctionArguments::Subquery(query), .. }) if never_has_rows(query) => {
-                Some(null())
+            Expr::Function(Function { args: FunctionArguments::Subquery(query), .. })
+                if never_has_rows(query) || is_over_options(query) =>
+            {
+                Some(null_of(texts()))
             }
             Expr::Exists { subquery, negated } if never_has_rows(subquery) => Some(flag(*negated)),
             Expr::InSubquery { subquery, negated, .. } if never_has_rows(subquery) => Some(flag(*negated)),
@@ -140,7 +142,16 @@ fn take(expr: &mut Expr) -> Expr {
 }
 
 fn null() -> Expr {
-    let (expr, data_type) = (Box::new(Expr::Value(Value::Null.into())), DataType::Varchar(None));
+    null_of(DataType::Varchar(None))
+}
+
+/// The type of lists of texts.
+fn texts() -> DataType {
+    DataType::Array(ArrayElemTypeDef::SquareBracket(Box::new(DataType::Varchar(None)), None))
+}
+
+fn null_of(data_type: DataType) -> Expr {
+    let expr = Box::new(Expr::Value(Value::Null.into()));
     Expr::Cast { kind: CastKind::Cast, expr, data_type, array: false, format: None }
 }
 
@@ -246,6 +257,12 @@ fn never_has_rows(query: &Query) -> bool {
         SetExpr::Select(select) => query.with.is_none() && is_over_nothing(select),
         _ => false,
     }
+}
+
+/// Whether a query reads from the options of a table, as in `unnest(c.reloptions)`: our tables have none.
+fn is_over_options(query: &Query) -> bool {
+    let SetExpr::Select(select) = query.body.as_ref() else { return false };
+    select.from.iter().any(|from| from.relation.to_string().to_lowercase().contains("options)"))
 }
 
 /// Whether a SELECT joins a table that never has rows in such a way that there can be no row, and would give none for none.

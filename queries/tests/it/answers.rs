@@ -51,6 +51,9 @@ fn statements_are_described() {
         let values = vec![ScalarValue::TimestampMicrosecond(None, Some("UTC".into())), ScalarValue::Int32(None)];
         let described = engine.describe(question(sql, values)).await.unwrap();
         assert_eq!(described.schema.field(1).data_type(), &DataType::Int32);
+        let described = engine.describe(question("SELECT $1::bigint, $2::text[]", Vec::new())).await.unwrap();
+        assert_eq!(described.parameters[0], Some(DataType::Int64));
+        assert!(matches!(described.parameters[1], Some(DataType::List(_))), "{:?}", described.parameters);
         let error = engine.describe(question("DROP TABLE requests", Vec::new())).await.unwrap_err();
         assert!(matches!(error, SqlError::ReadOnly), "{error:?}");
     });
