@@ -2,7 +2,6 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `mod` | the service: statements, prepared statements, who asks |
 //! | `handle` | a prepared statement as the bytes the client carries |
 //! | `catalogue` | catalogs, schemas, tables, types, and what the server says of itself |
 //!

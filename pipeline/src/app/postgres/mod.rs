@@ -2,7 +2,6 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `mod` | connections: how many, how long, how large a message |
 //! | `line` | the bytes of a connection, watched: too many, too slow, gone |
 //! | `login` | who is asking: SCRAM-SHA-256 with the key as the password |
 //! | `session` | what a connection has set, and its questions to the engine |

@@ -100,15 +100,20 @@ async fn answers_of_every_shape_survive_their_worker() {
     let mut best = completion("jumps over", 1200);
     (best["n"], best["best_of"], best["seed"], best["temperature"]) = (json!(2), json!(3), json!(5), json!(0.9));
     let rounds = [("/v1/completions", logprobs), ("/v1/chat/completions", call), ("/v1/completions", best)];
+    let moved = "select request_id from requests where event = 'dispatched' group by request_id having count(*) > 1";
+    let mut kills = 0;
     for (round, (path, body)) in rounds.into_iter().enumerate() {
         let undisturbed = answered(&server, path, &body).await;
-        let (disturbed, ()) = tokio::join!(answered(&server, path, &body), kill_serving_worker(&server, round));
-        assert_eq!(disturbed, undisturbed, "{path} {body}: {}", server.log());
-        let ready = "select 1 as one from instances where state = 'ready'";
-        server.until(ready, |rows| rows.len() == 3 + round).await;
+        // A request may end before its worker does; then it is tried again.
+        while server.sql(moved).await.len() <= round {
+            let (disturbed, ()) = tokio::join!(answered(&server, path, &body), kill_serving_worker(&server, round));
+            assert_eq!(disturbed, undisturbed, "{path} {body}: {}", server.log());
+            kills += 1;
+            assert!(kills < 12, "{kills} kills, and not one hit {path} {body}: {}", server.log());
+            let ready = "select 1 as one from instances where state = 'ready'";
+            server.until(ready, |rows| rows.len() == 2 + kills).await;
+        }
     }
-    let moved = "select request_id from requests where event = 'dispatched' group by request_id having count(*) > 1";
-    server.until(moved, |rows| rows.len() == 3).await;
     server.stop();
 }
 
