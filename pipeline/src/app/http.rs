@@ -12,7 +12,10 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
@@ -40,6 +43,32 @@ pub async fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListene
     TcpListener::bind(address).await.map_err(|source| ListenError { key, address, source })
 }
 
+/// The next connection, with a place to be held while it lasts; `None` after `stop`. Without a free place nobody is let in.
+pub(super) async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+    stop: &CancellationToken,
+) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+    let place = tokio::select! {
+        _ = stop.cancelled() => return None,
+        place = places.clone().acquire_owned() => place.expect("invariant: the places are never closed"),
+    };
+    loop {
+        let accepted = tokio::select! {
+            _ = stop.cancelled() => return None,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => return Some((stream, place)),
+            Err(error) => {
+                // Out of file handles, say: the connections that are there must end first.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
 /// Serves until `stop`, then drains.
 pub async fn serve(listener: TcpListener, router: Router, config: &config::Server, stop: CancellationToken) {
     let places = Arc::new(Semaphore::new(config.connections_max.max(1)));
@@ -47,24 +76,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: &config::Serve
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(config.header_timeout).half_close(false);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(Some(Duration::from_secs(20)));
-    loop {
-        let place = tokio::select! {
-            _ = stop.cancelled() => break,
-            place = places.clone().acquire_owned() => place,
-        };
-        let accepted = tokio::select! {
-            _ = stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of file handles, say: the connections that are there must end first.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
+    while let Some((stream, place)) = accept(&listener, &places, &stop).await {
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(router.clone());
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();

@@ -117,6 +117,13 @@ enum Missed {
     Full,
 }
 
+/// Routing's choice, and what it was made from.
+struct Untaken {
+    missed: Missed,
+    placement: Placement,
+    reading: Box<PlaceReading>,
+}
+
 /// What policy saw and said of throttling when a request arrived.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pressure {
@@ -318,27 +325,32 @@ impl Dispatcher {
         let mut reading = self.read(demand, &excluded);
         let mut candidates: Vec<CandidateCost> = Vec::new();
         let mut races = 0;
-        while races < RACES_MAX && reading.spared.len() < SPARED_MAX {
+        while races < RACES_MAX {
             let placement = match place_by(&reading, demand.model.name(), route) {
                 Ok(placement) => placement,
                 Err(rejection) => return Err(NoPlace { rejection, reading, fate: LeaseFate::None }),
             };
-            let (instance, chosen) = (placement.instance, placement.candidates.clone());
-            match self.reserve(demand, &directory, (placement, reading)) {
+            if reading.spared.len() == SPARED_MAX {
+                candidates = placement.candidates;
+                break;
+            }
+            let untaken = match self.reserve(demand, &directory, (placement, reading)) {
                 Ok(grant) => return Ok(grant),
-                Err((Missed::WouldHarm, unused)) => {
-                    reading = unused;
-                    reading.spared.push(instance);
-                    candidates = chosen;
+                Err(untaken) => untaken,
+            };
+            candidates = untaken.placement.candidates;
+            match untaken.missed {
+                Missed::WouldHarm => {
+                    reading = untaken.reading;
+                    reading.spared.push(untaken.placement.instance);
                     continue;
                 }
-                Err((Missed::Gone, _)) => excluded.push(instance),
-                Err((Missed::Full, _)) => candidates = chosen,
+                Missed::Gone => excluded.push(untaken.placement.instance),
+                Missed::Full => {}
             }
             (races, reading) = (races + 1, self.read(demand, &excluded));
         }
-        let fate = if reading.spared.is_empty() { LeaseFate::Lost } else { LeaseFate::None };
-        Err(NoPlace { rejection: RouteRejection::NoRoom { candidates }, reading, fate })
+        Err(NoPlace { rejection: RouteRejection::NoRoom { candidates }, reading, fate: LeaseFate::Lost })
     }
 
     /// Reserves where the routing of a request's arrival would place it, a moment ago; `None`: it must be placed anew.
@@ -351,19 +363,20 @@ impl Dispatcher {
         demand: &Demand,
         directory: &[Arc<InstanceEntry>],
         (placement, reading): (Placement, Box<PlaceReading>),
-    ) -> Result<Grant, (Missed, Box<PlaceReading>)> {
+    ) -> Result<Grant, Box<Untaken>> {
+        let untaken = |missed, placement, reading| Err(Box::new(Untaken { missed, placement, reading }));
         let entry = directory.iter().find(|entry| entry.id == placement.instance);
         let ready = entry.filter(|entry| entry.state == InstanceState::Ready);
         let Some((entry, client)) = ready.and_then(|entry| Some((entry, entry.client.clone()?))) else {
-            return Err((Missed::Gone, reading));
+            return untaken(Missed::Gone, placement, reading);
         };
         if self.would_harm(demand, entry, (&placement, &reading)) {
-            return Err((Missed::WouldHarm, reading));
+            return untaken(Missed::WouldHarm, placement, reading);
         }
         let cost = token_cost(demand.prompt_tokens, demand.max_tokens);
         let lease = entry.leases.reserve(cost, demand.model.policy.route.lease_tokens_max);
         let Some(lease) = lease.and_then(|lease| lease.borrowing(placement.borrowed)) else {
-            return Err((Missed::Full, reading));
+            return untaken(Missed::Full, placement, reading);
         };
         self.group(&demand.model).take_turn();
         let (instance, epoch, lease) = (entry.id, entry.epoch, Arc::new(lease.claiming(demand.due)));

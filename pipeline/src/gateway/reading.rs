@@ -45,7 +45,7 @@ pub struct PlaceReading {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseFate {
     Reserved,
-    /// Others were faster, each time.
+    /// Others were faster, each time, or more instances were to be spared than are tried.
     Lost,
     /// Routing chose nothing.
     None,

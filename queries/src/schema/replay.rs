@@ -134,7 +134,7 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         waiting("pushed_tokens", "tokens", "arrival: tokens they hold"),
         optional(text(
             "lease",
-            "placement: reserved, lost (others took the room) or none; arrival: reserved, where what routing chose then was taken",
+            "placement: reserved, lost (others took the room, or too many instances were spared) or none; arrival: reserved, where what routing chose then was taken",
         )),
         optional(text("because", "placement: what led to it, in words")),
         waiting("queued_bytes", "bytes", "arrival: memory held by the requests in the queue at admission"),

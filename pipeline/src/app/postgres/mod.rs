@@ -57,6 +57,7 @@ use self::{
     login::{Login, Passwords},
     session::Session,
 };
+use super::http;
 use crate::{config, gateway::auth::Keys};
 
 /// Longest message of a client.
@@ -96,24 +97,7 @@ impl PgDoor {
 /// Serves until `stop`; open connections then end.
 pub async fn serve(listener: TcpListener, door: Arc<PgDoor>, stop: CancellationToken) {
     let places = Arc::new(Semaphore::new(door.sessions.available_permits() + DOORSTEP_MAX));
-    loop {
-        let place = tokio::select! {
-            _ = stop.cancelled() => return,
-            place = places.clone().acquire_owned() => place,
-        };
-        let accepted = tokio::select! {
-            _ = stop.cancelled() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of file handles, say: the connections that are there must end first.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
+    while let Some((stream, place)) = http::accept(&listener, &places, &stop).await {
         let (door, stop) = (door.clone(), stop.clone());
         tokio::spawn(async move {
             let served = tokio::select! {
