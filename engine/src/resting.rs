@@ -4,8 +4,8 @@
 //! A batch takes longer the more decode in it; on machines where it takes much longer (a CPU), one request with little time
 //! left is late in a large batch and in time in a small one, while others could wait. Each sequence that decodes has a time
 //! by which it draws next: the pace it needs to be whole before it is dropped, or the longest gap, whichever is shorter.
-//! The step takes as many as keep it within the pace of whoever needs it fastest, the most urgent first; the others rest,
-//! and come nearer to their own time by it.
+//! The step takes as many as keep it within the pace of whoever needs it fastest and can be saved, the most urgent first; the
+//! others rest, and come nearer to their own time by it.
 //!
 //! A smaller batch draws fewer tokens a second. Where it would draw less than half as many (a machine on which a batch takes
 //! hardly longer than one sequence), nobody rests: little would be gained for one, and much lost for all.
@@ -27,22 +27,23 @@ pub(crate) struct Decoding {
 
 /// Those that rest in this step, by key. `gap_us`: nobody is to wait longer for a token because of others.
 pub(crate) fn resting(decoding: &[Decoding], gap_us: Micros, pace: &StepPace) -> Vec<RunKey> {
-    let time = |sequences: usize| pace.decode_us(sequences);
-    let (Some(alone), Some(all)) = (time(1), time(decoding.len())) else { return Vec::new() };
-    let can_be_saved = |needs: &Micros| *needs >= alone;
-    let Some(within) = decoding.iter().filter_map(|one| one.needs_us).filter(can_be_saved).min() else {
-        return Vec::new();
+    let (batch, time) = (decoding.len(), |sequences: usize| pace.decode_us(sequences));
+    let (Some(alone), Some(all)) = (time(1), time(batch)) else { return Vec::new() };
+    let mut needs: Vec<Micros> = decoding.iter().filter_map(|one| one.needs_us).collect();
+    needs.retain(|us| (alone..all).contains(us));
+    needs.sort_unstable();
+    // The largest batch that keeps a pace, if it draws at least half as many tokens a second as the whole one.
+    let batch_for = |within: Micros| {
+        let fits = |count: &usize| time(*count).is_some_and(|us| us <= within);
+        let fit = (1..batch).rev().find(fits)?;
+        (2 * fit as Micros * all >= batch as Micros * time(fit)?).then_some((within, fit))
     };
-    if within >= all {
-        return Vec::new();
-    }
-    let fit = (1..decoding.len()).rev().find(|count| time(*count).is_some_and(|us| us <= within)).unwrap_or(1);
-    let (Some(part), batch) = (time(fit), decoding.len()) else { return Vec::new() };
-    if 2 * fit as Micros * all < batch as Micros * part {
-        return Vec::new();
-    }
-    let due =
-        |one: &Decoding| one.drew_at + one.needs_us.filter(can_be_saved).map_or(gap_us, |needs| needs.min(gap_us));
+    let Some((within, fit)) = needs.into_iter().find_map(batch_for) else { return Vec::new() };
+    // Who needs more than that cannot be saved.
+    let due = |one: &Decoding| {
+        let gap = one.needs_us.filter(|needs| *needs >= within).map_or(gap_us, |needs| needs.min(gap_us));
+        one.drew_at + gap
+    };
     let mut order: Vec<(Micros, RunKey)> = decoding.iter().map(|one| (due(one), one.key)).collect();
     order.sort_unstable();
     let mut rest: Vec<RunKey> = order.split_off(fit).into_iter().map(|(_, key)| key).collect();
@@ -99,6 +100,9 @@ mod tests {
         let with = |needs| (0..9).map(|id| one(id, 0, None)).chain([one(9, 0, Some(needs))]).collect::<Vec<_>>();
         assert!(resting(&with(5_200), 100_000, &flat).is_empty());
         assert_eq!(resting(&with(5_400), 100_000, &flat).len(), 2);
+        let mut both = with(5_400);
+        both[0].needs_us = Some(5_200);
+        assert_eq!(resting(&both, 100_000, &flat).len(), 2, "the one that can be saved counts");
     }
 
     /// Scenario: sequences that need 13 ms a token beside five times as many with time, over a thousand steps.

@@ -10,7 +10,8 @@ use operators::{LinearFit, ServiceTime};
 use pipeline::{
     config::{Config, Key, Mode, TierHeader},
     dataflow::Predicted,
-    policy::{Threshold, Tier},
+    gateway::{dispatcher::place_by, reading::PlaceReading},
+    policy::{EngineView, RouteRejection, Threshold, Tier},
 };
 use serde_json::{Value, json};
 use tests::gateway_kit::{Answer, Kit, Speaker, defaults, post};
@@ -139,6 +140,38 @@ async fn a_request_that_waits_is_given_up_when_its_chance_is_gone() {
     assert!(row.wait_seconds > 26.0 && row.meet_probability.unwrap() < 0.05, "{row:?}");
     let readings = kit.rows.inputs.lock().unwrap();
     assert_eq!(readings.iter().filter(|row| row.reading == "wait").count(), 1, "what was read for it is a row");
+}
+
+/// Scenario: a step takes half a second and half a second a sequence more. One request runs: ten steps, 14 s left. A second comes
+/// whose company would make it 15 s.
+/// Guarantees: the second waits, though there is room; what it was decided from names the instance that was spared, and routing
+/// says the same to the recorded row; once the first has ended the second is served.
+#[tokio::test]
+async fn no_lease_makes_another_late() {
+    let pace = Arc::new(Semaphore::new(0));
+    let speaker = Arc::new(Speaker { pace: Some(pace.clone()), ..Speaker::new("abcdef") });
+    let kit = Kit::new(defaults(), vec![speaker.clone()]);
+    let mut predicted = slow();
+    predicted.services[0].1.decode.as_mut().unwrap().coefficients = [0.5, 8.0, 0.0];
+    *kit.views.predicted.lock().unwrap() = predicted;
+    *kit.views.engine.lock().unwrap() = Some(EngineView::default());
+    let (first, second) = tokio::join!(send(&kit, &[("x-evenkeel-deadline-ms", "14000")]), async {
+        kit.until("the first is dispatched", || speaker.live.load(Ordering::SeqCst) == 1).await;
+        let frees = async {
+            kit.until("the second is queued", || kit.gateway.dispatcher.queue_load().requests == 1).await;
+            assert_eq!(speaker.calls.lock().unwrap().len(), 1, "there is room, and it is not taken");
+            pace.add_permits(100);
+        };
+        let (second, ()) = tokio::join!(send(&kit, &[]), frees);
+        second
+    });
+    assert_eq!((first.status, second.status), (StatusCode::OK, StatusCode::OK));
+    assert_eq!(kit.leased(), (0, 0));
+    let readings = kit.rows.inputs.lock().unwrap();
+    let spared = readings.iter().find(|row| row.spared.is_some()).expect("what it waited for");
+    assert_eq!((spared.reading.as_str(), spared.lease.as_deref()), ("placement", Some("none")));
+    let again = place_by(&PlaceReading::from_row(spared).unwrap(), "tiny", &defaults().policy.route);
+    assert!(matches!(again, Err(RouteRejection::NoRoom { .. })), "{again:?}");
 }
 
 /// Scenario: a stated budget and a tier's target.
