@@ -117,7 +117,11 @@ fn check_tables(statement: &ast::Statement) -> Result<(), SqlError> {
 /// Tables that a statement names without a definition of its own, lower case, without catalog and schema.
 /// Tables of `information_schema` and `pg_catalog` are left out.
 pub(crate) fn tables_named(statement: &Statement) -> Vec<String> {
-    let Statement::Statement(statement) = statement else { return Vec::new() };
+    let statement = match statement {
+        Statement::Explain(explain) => return tables_named(&explain.statement),
+        Statement::Statement(statement) => statement,
+        _ => return Vec::new(),
+    };
     let mut defined = HashSet::new();
     collect_definitions(statement, &mut defined);
     let mut named = Vec::new();

@@ -53,10 +53,11 @@ impl SnapshotTable {
 
 /// The rows of a batch that had happened at `as_of`.
 fn happened(batch: &RecordBatch, as_of: Option<i64>) -> Result<RecordBatch> {
+    let Some(as_of) = as_of else { return Ok(batch.clone()) };
     let times = TimeRange::of(batch);
-    let Some(as_of) = as_of.filter(|as_of| times.max > *as_of && times != TimeRange::ALL) else {
+    if times.max <= as_of || times == TimeRange::ALL {
         return Ok(batch.clone());
-    };
+    }
     let column = batch.column(0).as_primitive::<TimestampMicrosecondType>();
     let kept: BooleanArray = column.iter().map(|at| Some(at.is_some_and(|at| at <= as_of))).collect();
     Ok(filter_record_batch(batch, &kept)?)

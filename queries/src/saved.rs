@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use rust_embed::RustEmbed;
 use serde::Serialize;
 
-use crate::SqlError;
+use crate::{SqlError, sql_error};
 
 #[derive(RustEmbed)]
 #[folder = "sql"]
@@ -68,10 +68,13 @@ pub fn all() -> &'static [SavedQuery] {
 /// The saved query of that name.
 pub fn find(name: &str) -> Result<&'static SavedQuery, SqlError> {
     all().iter().find(|query| query.name == name).ok_or_else(|| {
-        let names = all().iter().map(|query| query.name.as_str());
-        let near = nearest(name, names).map_or(String::new(), |near| format!("; did you mean {near:?}?"));
+        let names: Vec<&str> = all().iter().map(|query| query.name.as_str()).collect();
+        // The name alone, without its subject, is what one remembers.
+        let by_last = names.iter().copied().find(|known| known.rsplit('/').next() == Some(name));
+        let near = by_last.or_else(|| sql_error::nearest(name, &names));
+        let near = near.map(|near| format!(" did you mean {near:?}?")).unwrap_or_default();
         SqlError::Plan(format!(
-            "there is no saved query {name:?}{near} GET /sql/saved and `evenkeel sql --saved` list them"
+            "there is no saved query {name:?};{near} GET /sql/saved and `evenkeel sql --saved` list them"
         ))
     })
 }
@@ -216,16 +219,4 @@ fn fill(template: &str, literals: &BTreeMap<&str, String>) -> String {
         rest = &from[passed..];
     }
     statement + rest
-}
-
-/// The name most like `name`, if one is like it.
-fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let alike = |known: &str| strsim::jaro_winkler(name, known);
-    let whole = names.collect::<Vec<_>>();
-    // The name alone, without its subject, is what one remembers.
-    let by_last = whole.iter().find(|known| known.rsplit('/').next() == Some(name));
-    by_last.copied().or_else(|| {
-        let best = whole.into_iter().max_by(|a, b| alike(a).total_cmp(&alike(b)));
-        best.filter(|known| alike(known) > 0.8)
-    })
 }

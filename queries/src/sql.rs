@@ -30,7 +30,6 @@ use datafusion::{
     },
     logical_expr::{Expr, LogicalPlan},
     physical_plan::execute_stream,
-    sql::parser::Statement,
 };
 use futures::StreamExt;
 
@@ -66,6 +65,11 @@ pub struct SqlLimits {
 }
 
 impl SqlLimits {
+    /// The longest that a caller's statement may run, and wait for each thing that it waits for.
+    pub fn patience(&self, caller: &Caller) -> Duration {
+        narrower(self.timeout, caller.timeout).0
+    }
+
     /// Refuses a statement that is too long to be looked at.
     pub fn check_length(&self, sql: &str) -> Result<(), SqlError> {
         guards::check_length(sql, self.statement_bytes_max)
@@ -235,9 +239,7 @@ impl Query {
         let statement = state.sql_to_statement(&self.sql, &dialect).map_err(parse_error)?;
         let mut statement = functions::expand(statement)?;
         guards::check_statement(&statement)?;
-        if let Statement::Statement(inner) = &mut statement {
-            postgres::rewrite(inner, &self.caller);
-        }
+        postgres::rewrite(&mut statement, &self.caller);
         let named = guards::tables_named(&statement);
         let plan = state
             .statement_to_plan(statement)

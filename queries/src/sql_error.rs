@@ -133,7 +133,7 @@ pub(crate) fn classify(error: DataFusionError, (limit_bytes, of): (usize, LimitO
 }
 
 /// The name most like the one given, if one is like it.
-fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let likeness = |known: &str| strsim::jaro_winkler(name, known);
     known.iter().copied().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|known| likeness(known) > 0.8)
 }

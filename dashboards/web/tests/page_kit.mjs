@@ -157,11 +157,16 @@ export async function view({ page }, id) {
   );
 }
 
-/** Waits until a chart has something drawn on it, in the colour of a line and not of the grid. */
+/**
+ * Waits until a chart has something drawn on it, in the colour of a line and not of the grid.
+ * It reads a copy: Chromium would complain of a canvas that is read more than once, in the page's own console.
+ */
 export async function inked(page, id) {
   const pixels = () =>
     page.locator(`[data-testid="${id}"] canvas`).evaluate((canvas) => {
-      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
       let number = 0;
       for (let at = 0; at < data.length; at += 4) {
         const [red, green, blue, alpha] = data.slice(at, at + 4);

@@ -1,5 +1,7 @@
 //! A running server as the tools see it: they use the same doors as everybody else.
 
+use std::sync::OnceLock;
+
 use anyhow::{Context, bail};
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -27,11 +29,20 @@ pub struct Server {
     /// API key, if the server asks for one
     #[arg(long, env = "EVENKEEL_KEY", hide_env_values = true)]
     pub key: Option<String>,
+    /// Made once, so that connections are used again.
+    #[arg(skip)]
+    client: OnceLock<reqwest::Client>,
 }
 
 impl Server {
+    #[cfg(test)]
+    pub(super) fn at(url: &str) -> Self {
+        Server { url: url.into(), key: None, client: OnceLock::new() }
+    }
+
     pub(super) fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
-        let request = reqwest::Client::new().request(method, format!("{}{path}", self.url.trim_end_matches('/')));
+        let client = self.client.get_or_init(reqwest::Client::new);
+        let request = client.request(method, format!("{}{path}", self.url.trim_end_matches('/')));
         match &self.key {
             Some(key) => request.bearer_auth(key),
             None => request,

@@ -185,18 +185,18 @@ impl RowMetrics {
         let directed = |direction: &str| [engine.clone(), vec![("direction", direction.to_string())]].concat();
         let counts = [
             (&self.steps, engine.clone(), 1),
-            (&self.prefill_tokens, engine.clone(), row.prefill_tokens),
-            (&self.decode_tokens, engine.clone(), row.decode_tokens + row.accepted_tokens),
-            (&self.prompt_tokens, engine.clone(), row.scheduled_prompt_tokens),
-            (&self.cached_tokens, engine.clone(), row.cached_tokens),
-            (&self.preemptions, engine.clone(), row.preempted),
-            (&self.drafted_tokens, engine.clone(), row.proposed_tokens),
-            (&self.accepted_tokens, engine.clone(), row.accepted_tokens),
-            (&self.swapped_blocks, directed("out"), row.swapped_out_blocks),
-            (&self.swapped_blocks, directed("in"), row.swapped_in_blocks),
+            (&self.prefill_tokens, engine.clone(), u64::from(row.prefill_tokens)),
+            (&self.decode_tokens, engine.clone(), u64::from(row.decode_tokens) + u64::from(row.accepted_tokens)),
+            (&self.prompt_tokens, engine.clone(), u64::from(row.scheduled_prompt_tokens)),
+            (&self.cached_tokens, engine.clone(), u64::from(row.cached_tokens)),
+            (&self.preemptions, engine.clone(), u64::from(row.preempted)),
+            (&self.drafted_tokens, engine.clone(), u64::from(row.proposed_tokens)),
+            (&self.accepted_tokens, engine.clone(), u64::from(row.accepted_tokens)),
+            (&self.swapped_blocks, directed("out"), u64::from(row.swapped_out_blocks)),
+            (&self.swapped_blocks, directed("in"), u64::from(row.swapped_in_blocks)),
         ];
         for (counter, labels, by) in counts {
-            counter.get_or_create(&labels).inc_by(u64::from(by));
+            counter.get_or_create(&labels).inc_by(by);
         }
         let kind = if row.prefill_tokens > 0 { "prefill" } else { "decode" };
         self.step_seconds.get_or_create(&vec![("kind", kind.into())]).observe(row.step_us as f64 / 1e6);

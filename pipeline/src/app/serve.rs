@@ -1,7 +1,8 @@
 //! `evenkeel serve`: gateway, bus, dataflow, policies and supervised workers in one process (DESIGN §6).
 //!
-//! Start: data folder and log → bus → dataflow → Flight door → workers → HTTP. Ports are taken before workers are started,
-//! so that a busy port costs nothing. End, on SIGINT or SIGTERM: HTTP drains → workers drain → bus → dataflow.
+//! Start: data folder and log → bus → dataflow → ports → process for SQL → Flight and PostgreSQL doors → workers → HTTP. Ports are
+//! taken before workers are started, so that a busy port costs nothing. End, on SIGINT or SIGTERM: the Flight and PostgreSQL doors
+//! end, HTTP drains → process for SQL → workers drain → bus → dataflow.
 
 use std::{io::Write, net::SocketAddr, sync::Arc, time::Duration};
 

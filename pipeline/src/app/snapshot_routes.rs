@@ -51,7 +51,7 @@ async fn create(State(door): State<Arc<SnapshotDoor>>, headers: HeaderMap, body:
             }
         },
     };
-    match door.snapshots.write(&wish, Cause::Asked).await {
+    match door.snapshots.write(wish, Cause::Asked).await {
         Ok(written) => {
             let (rows, files, bytes) = written.manifest.written();
             let location = written.place.inside(&written.manifest.name);

@@ -109,7 +109,7 @@ pub struct Snapshots {
     sources: Sources,
     options: Vec<(String, String)>,
     producer: Producer,
-    writing: Mutex<()>,
+    writing: Arc<Mutex<()>>,
     counted: Arc<Counted>,
 }
 
@@ -124,7 +124,7 @@ impl Snapshots {
             run: uuid::Uuid::now_v7().simple().to_string(),
         };
         let (config, options) = (config.clone(), store_options());
-        Arc::new(Snapshots { config, sources, options, producer, writing: Mutex::new(()), counted })
+        Arc::new(Snapshots { config, sources, options, producer, writing: Arc::default(), counted })
     }
 
     /// The place of a target that the settings allow; `None`: the usual one.
@@ -138,11 +138,26 @@ impl Snapshots {
         Ok(Place::open(target, &self.options)?)
     }
 
-    /// Writes one, or says why not. What was published before is in it.
-    pub async fn write(&self, wish: &Wish, cause: Cause) -> Result<Written, SnapshotFault> {
+    /// Writes one, or says why not. What was published before is in it. Who asked may go away: what has begun is finished and told
+    /// all the same, and nobody writes beside it.
+    pub async fn write(self: &Arc<Self>, wish: Wish, cause: Cause) -> Result<Written, SnapshotFault> {
         let place = self.place(wish.target.as_deref())?;
-        let (formats, tables) = (self.formats(wish)?, self.topics(wish)?);
-        let _writing = self.writing.lock().await;
+        let (formats, tables) = (self.formats(&wish)?, self.topics(&wish)?);
+        let writing = self.writing.clone().lock_owned().await;
+        let own = self.clone();
+        let attempt = async move {
+            let _writing = writing;
+            own.attempt(&wish, (place, formats, tables), cause).await
+        };
+        tokio::spawn(attempt).await?
+    }
+
+    async fn attempt(
+        &self,
+        wish: &Wish,
+        (place, formats, tables): (Place, Vec<Format>, Vec<Topic>),
+        cause: Cause,
+    ) -> Result<Written, SnapshotFault> {
         self.sources.bus.flush().await.map_err(|_| SnapshotFault::Bus)?;
         let (started, as_of) = (Instant::now(), self.sources.clock.now());
         let producer = self.producer.clone();
@@ -260,7 +275,7 @@ impl Snapshots {
         loop {
             due.tick().await;
             // A fault is a row already; the next one is tried in its turn.
-            let _ = self.write(&Wish::default(), Cause::Scheduled).await;
+            let _ = self.write(Wish::default(), Cause::Scheduled).await;
         }
     }
 }

@@ -43,7 +43,13 @@ impl LogFollower {
         }
         let known = self.index.with(topic, <[SegmentMeta]>::to_vec);
         match segments(&self.folder.join(topic.name()), known) {
-            Ok(found) => self.index.change(topic, |segments| *segments = found),
+            // Another look may have come between, and seen more.
+            Ok(found) => self.index.change(topic, |segments| {
+                let end = |list: &[SegmentMeta]| list.last().map_or(0, |last| last.rows.end);
+                if end(&found) >= end(segments) {
+                    *segments = found;
+                }
+            }),
             Err(error) => tracing::warn!(topic = topic.name(), %error, "the log's folder cannot be listed"),
         }
     }

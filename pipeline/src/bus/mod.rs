@@ -42,6 +42,7 @@ use queries::{LiveTables, Topic, live_table::SchemaMismatch};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::counters::Count;
 use self::{
     appender::AnyRow,
     collector::{BatchCommand, Collector, RowCommand},

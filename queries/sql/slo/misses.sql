@@ -7,4 +7,4 @@ select request_id, at, tier, instance, -margin_seconds as late_seconds, wait_sec
        predicted_first_token_seconds, meet_probability, prompt_tokens, cached_tokens
 from slo
 where is_met = false and at > now() - interval '{minutes} minutes'
-order by late_seconds desc, request_id limit {most}
+order by late_seconds desc nulls last, request_id limit {most}

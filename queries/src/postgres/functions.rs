@@ -117,7 +117,7 @@ fn version() -> &'static str {
     concat!("Evenkeel ", env!("CARGO_PKG_VERSION"), " (speaks PostgreSQL 15.0)")
 }
 
-const CONSTANTS: [(&str, Answer); 52] = [
+const CONSTANTS: [(&str, Answer); 51] = [
     ("current_database", Answer::Text(OWNER)),
     ("current_catalog", Answer::Text(OWNER)),
     ("current_schema", Answer::Text("public")),
@@ -169,12 +169,12 @@ const CONSTANTS: [(&str, Answer); 52] = [
     ("inet_server_port", Answer::Number(0)),
     ("inet_client_port", Answer::Number(0)),
     ("pg_advisory_unlock_all", Answer::NoText),
-    ("pg_size_pretty", Answer::Text("0 bytes")),
 ];
 
 type Computed = (&'static str, fn(&[DataType]) -> DataType, fn(&[ArrayRef]) -> Result<ArrayRef>);
 
-const COMPUTED: [Computed; 20] = [
+const COMPUTED: [Computed; 21] = [
+    ("pg_size_pretty", always_text, size_pretty),
     ("format_type", always_text, format_type),
     ("col_description", always_text, col_description),
     ("current_setting", always_text, |a| each_text(a, |name| setting(name).map(str::to_string))),
@@ -286,8 +286,7 @@ fn last_part(name: &str) -> String {
 
 fn relation_oid(name: &str) -> Option<i64> {
     let name = last_part(name);
-    let ours = catalog::names().position(|known| known == name).map(|at| FIRST_TABLE_OID + at as i64);
-    ours.or_else(|| SYSTEM_TABLES.iter().find(|(known, _)| *known == name).map(|(_, oid)| *oid))
+    super::table_oid(&name).or_else(|| SYSTEM_TABLES.iter().find(|(known, _)| *known == name).map(|(_, oid)| *oid))
 }
 
 fn relation_name(oid: i64) -> Option<String> {
@@ -336,6 +335,21 @@ fn format_type(arguments: &[ArrayRef]) -> Result<ArrayRef> {
     let names = oids.as_primitive::<Int64Type>().iter();
     let names = names.map(|oid| oid.map(|oid| type_name(oid).unwrap_or_else(|| "???".into())));
     Ok(Arc::new(names.collect::<StringArray>()))
+}
+
+/// In the smallest unit of which there are less than 10,240, as PostgreSQL writes it.
+fn size_pretty(arguments: &[ArrayRef]) -> Result<ArrayRef> {
+    const UNITS: [&str; 6] = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+    let pretty = |bytes: i64| {
+        let (mut size, mut unit) = (bytes as f64, 0);
+        while size.abs() >= 10_240.0 && unit + 1 < UNITS.len() {
+            (size, unit) = (size / 1024.0, unit + 1);
+        }
+        format!("{} {}", size.round(), UNITS[unit])
+    };
+    let sizes = argument(arguments, 0, &DataType::Int64)?;
+    let answers = sizes.as_primitive::<Int64Type>().iter().map(|bytes| bytes.map(pretty));
+    Ok(Arc::new(answers.collect::<StringArray>()))
 }
 
 fn col_description(arguments: &[ArrayRef]) -> Result<ArrayRef> {

@@ -48,6 +48,11 @@ const INFORMATION_SCHEMA_OID: i64 = 13000;
 /// Number of the first of our tables; the others follow in order.
 const FIRST_TABLE_OID: i64 = 16384;
 
+/// Number of a table of ours: its place among all there are, whichever of them a query sees.
+fn table_oid(name: &str) -> Option<i64> {
+    crate::catalog::names().position(|known| known == name).map(|at| FIRST_TABLE_OID + at as i64)
+}
+
 /// `pg_catalog` over the tables given.
 #[derive(Debug)]
 pub(crate) struct PgCatalog {

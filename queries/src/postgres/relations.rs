@@ -13,16 +13,15 @@ use arrow::{
     error::ArrowError,
 };
 
-use super::{FIRST_TABLE_OID, OWNER, OWNER_OID, PUBLIC_OID, types};
+use super::{OWNER, OWNER_OID, PUBLIC_OID, types};
 
 /// Tables of this file.
 pub(super) const NAMES: [&str; 5] = ["pg_class", "pg_attribute", "pg_description", "pg_tables", "pg_type"];
 
 type Tables<'a> = &'a [(&'static str, SchemaRef)];
 
-/// Number of the table of that name among `tables`.
-fn oid(at: usize) -> i64 {
-    FIRST_TABLE_OID + at as i64
+fn oid(name: &str) -> i64 {
+    super::table_oid(name).expect("invariant: a table that is seen is one of those there are")
 }
 
 /// Rows of one of [`NAMES`].
@@ -103,7 +102,7 @@ impl Same {
 fn classes(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
     let same = Same(tables.len());
     RecordBatch::try_from_iter([
-        ("oid", int8((0..tables.len()).map(oid))),
+        ("oid", int8(tables.iter().map(|(name, _)| oid(name)))),
         ("relname", text(tables.iter().map(|(name, _)| *name))),
         ("relnamespace", same.int8(PUBLIC_OID)),
         ("reltype", same.int8(0)),
@@ -141,9 +140,9 @@ fn classes(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
 
 fn attributes(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
     let (mut relations, mut names, mut kinds, mut numbers, mut required) = (vec![], vec![], vec![], vec![], vec![]);
-    for (at, (_, schema)) in tables.iter().enumerate() {
+    for (table, schema) in tables {
         for (column, field) in schema.fields().iter().enumerate() {
-            relations.push(oid(at));
+            relations.push(oid(table));
             names.push(field.name().as_str());
             kinds.push(types::by_oid(types::of_arrow(field.data_type())).copied().unwrap_or(types::ALL[0]));
             numbers.push(column as i16 + 1);
@@ -183,10 +182,10 @@ fn attributes(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
 
 fn descriptions(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
     let (mut relations, mut numbers, mut words) = (vec![], vec![], vec![]);
-    for (at, (_, schema)) in tables.iter().enumerate() {
+    for (table, schema) in tables {
         for (column, field) in schema.fields().iter().enumerate() {
             if let Some(comment) = comment(field) {
-                relations.push(oid(at));
+                relations.push(oid(table));
                 numbers.push(column as i32 + 1);
                 words.push(comment);
             }

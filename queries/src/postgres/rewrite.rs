@@ -7,8 +7,9 @@
 
 use std::ops::ControlFlow;
 
+use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::{
-    self, ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
+    ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
     FunctionArgumentList, FunctionArguments, GroupByExpr, Ident, JoinOperator, ObjectName, ObjectNamePart, Query,
     Select, SelectItem, SetExpr, TableFactor, TableWithJoins, UnaryOperator, Value, Visit, VisitMut, Visitor,
     VisitorMut,
@@ -17,8 +18,14 @@ use datafusion::sql::sqlparser::ast::{
 use super::{SCHEMA, fixed, is_table};
 
 /// Changes the statement in place. `caller` is what `current_user` says.
-pub(crate) fn rewrite(statement: &mut ast::Statement, caller: &str) {
-    let _ = VisitMut::visit(statement, &mut Postgres { caller });
+pub(crate) fn rewrite(statement: &mut Statement, caller: &str) {
+    match statement {
+        Statement::Explain(explain) => rewrite(&mut explain.statement, caller),
+        Statement::Statement(inner) => {
+            let _ = VisitMut::visit(inner.as_mut(), &mut Postgres { caller });
+        }
+        _ => {}
+    }
 }
 
 struct Postgres<'a> {
@@ -261,8 +268,23 @@ fn never_has_rows(query: &Query) -> bool {
 
 /// Whether a query reads from the options of a table, as in `unnest(c.reloptions)`: our tables have none.
 fn is_over_options(query: &Query) -> bool {
+    const OPTIONS: [&str; 4] = ["reloptions", "attoptions", "attfdwoptions", "srvoptions"];
     let SetExpr::Select(select) = query.body.as_ref() else { return false };
-    select.from.iter().any(|from| from.relation.to_string().to_lowercase().contains("options)"))
+    let is_options = |expr: &Expr| {
+        let name = match expr {
+            Expr::Identifier(name) => Some(name),
+            Expr::CompoundIdentifier(parts) => parts.last(),
+            _ => None,
+        };
+        name.is_some_and(|name| OPTIONS.contains(&name.value.to_ascii_lowercase().as_str()))
+    };
+    let is_argument = |argument: &FunctionArg| matches!(argument, FunctionArg::Unnamed(FunctionArgExpr::Expr(expr)) if is_options(expr));
+    select.from.iter().any(|from| match &from.relation {
+        TableFactor::UNNEST { array_exprs, .. } => array_exprs.iter().any(is_options),
+        TableFactor::Table { args: Some(called), .. } => called.args.iter().any(is_argument),
+        TableFactor::Function { args, .. } => args.iter().any(is_argument),
+        _ => false,
+    })
 }
 
 /// Whether a SELECT joins a table that never has rows in such a way that there can be no row, and would give none for none.

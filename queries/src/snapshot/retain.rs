@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{Manifest, Place, SnapshotError};
+use super::{Manifest, Place, SnapshotError, manifest::moment_of};
 
 /// How many snapshots stay, and how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,9 +62,11 @@ pub async fn delete_surplus(place: &Place, retention: Retention, now: i64) -> Re
     for name in &names {
         place.inside(name).delete().await?;
     }
+    let known: BTreeSet<&str> = manifests.iter().map(|manifest| manifest.name.as_str()).collect();
     for name in place.moments().await? {
-        let is_old = name.parse::<i64>().is_ok_and(|at| at < now.saturating_sub(micros(LEFTOVER_AGE)));
-        if is_old && matches!(place.inside(&name).manifest().await, Ok(None)) {
+        let is_old = moment_of(&name).is_some_and(|at| at < now.saturating_sub(micros(LEFTOVER_AGE)));
+        // Asked again only where there was no manifest: one may have come since.
+        if is_old && !known.contains(name.as_str()) && matches!(place.inside(&name).manifest().await, Ok(None)) {
             place.inside(&name).delete().await?;
         }
     }

@@ -21,7 +21,7 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
 }
 
 /// Those of the table in the documentation; a test of the running server compares it with what is there.
-fn documented() -> BTreeSet<String> {
+pub(crate) fn documented() -> BTreeSet<String> {
     let document = text("docs/monitoring.md");
     let rows = document.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     rows.filter(|name| name.starts_with("evenkeel_")).map(String::from).collect()

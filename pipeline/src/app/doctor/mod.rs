@@ -7,8 +7,9 @@
 //! | `server` | a running server's own health |
 //!
 //! Each check is one line: `ok`, `warn` (it will run, worse than it could) or `fail` (it will not start, or lose data), and what to
-//! do. It changes nothing: a test of the disk writes [`machine::PROBE_BYTES`] to a file without a name. With a `fail` the exit code
-//! is 1. Bounds: every wait has one; no check can hold up the others for more than a few seconds.
+//! do. It changes no setting: a test of the disk writes [`machine::PROBE_BYTES`] to a file without a name, and a model of the
+//! catalogue that was not verified yet is read whole and gets its note beside it, as a start would do. With a `fail` the exit code
+//! is 1. Bounds: waits for a server and for ports have one; reading a model and writing to a disk take what they take.
 
 mod judge;
 mod machine;

@@ -105,7 +105,7 @@ mod tests {
     #[tokio::test]
     async fn no_server_is_no_fault() {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let at = |url: &str| Server { url: url.into(), key: None };
+        let at = Server::at;
         // Port 1 of the loopback address is nobody's.
         assert_eq!(ask(&at("http://127.0.0.1:1")).await[0].status, Status::Ok);
         assert_eq!(ask(&at("not an address")).await[0].status, Status::Fail);

@@ -1,14 +1,14 @@
 //! A prepared statement as bytes: its text and the values bound to it. The client carries them, the server keeps nothing.
 //!
 //! Form: the length of the text as four bytes, the text, then an Arrow IPC stream with one row of values, or nothing.
-//! A handle is as trusted as any statement: whoever forges one asks a question that they might have asked openly.
+//! A handle is as trusted as any statement: whoever forges one asks a question that they might have asked openly. So nothing is
+//! taken on its word: what it claims to hold takes no memory before it is there, and compressed values, which could claim
+//! anything, are refused.
 //! Bounds: [`BYTES_MAX`], one row, [`queries::PARAMETERS_MAX`] columns.
 
-use arrow::{
-    array::RecordBatch,
-    error::ArrowError,
-    ipc::{reader::StreamReader, writer::StreamWriter},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use arrow::{array::RecordBatch, ipc};
 use arrow_flight::{
     FlightData,
     decode::{DecodedPayload, FlightDataDecoder},
@@ -19,23 +19,19 @@ use prost::bytes::Bytes;
 use queries::{PARAMETERS_MAX, ScalarValue};
 use tonic::Status;
 
-use crate::worker::flight_server::next_message;
+use crate::{
+    app::query_worker::{parameters_from_ipc, parameters_to_ipc},
+    worker::flight_server::next_message,
+};
 
 /// Longest handle: text and values.
 pub(super) const BYTES_MAX: usize = 1 << 20;
 
-/// The handle of a statement with one row of values, or none.
-pub(super) fn write(sql: &str, values: &[RecordBatch]) -> Result<Bytes, Status> {
+/// The handle of a statement with values, or none.
+pub(super) fn write(sql: &str, values: &[ScalarValue]) -> Result<Bytes, Status> {
     let mut bytes = (sql.len() as u32).to_be_bytes().to_vec();
     bytes.extend_from_slice(sql.as_bytes());
-    if let Some(first) = values.first() {
-        let write = |bytes: &mut Vec<u8>| -> Result<(), ArrowError> {
-            let mut writer = StreamWriter::try_new(bytes, &first.schema())?;
-            values.iter().try_for_each(|batch| writer.write(batch))?;
-            writer.finish()
-        };
-        write(&mut bytes).map_err(|error| Status::internal(error.to_string()))?;
-    }
+    bytes.extend(parameters_to_ipc(values).map_err(|error| Status::invalid_argument(error.to_string()))?);
     if bytes.len() > BYTES_MAX {
         let many = bytes.len();
         return Err(Status::invalid_argument(format!(
@@ -48,19 +44,41 @@ pub(super) fn write(sql: &str, values: &[RecordBatch]) -> Result<Bytes, Status> 
 /// Text and values of a handle.
 pub(super) fn read(handle: &[u8]) -> Result<(String, Vec<ScalarValue>), Status> {
     let wrong = || Status::invalid_argument("the prepared statement's handle is not one of this server's");
-    let (length, rest) = handle.split_first_chunk::<4>().ok_or_else(wrong)?;
+    let (length, rest) = handle.split_first_chunk::<4>().filter(|_| handle.len() <= BYTES_MAX).ok_or_else(wrong)?;
     let (sql, values) = rest.split_at_checked(u32::from_be_bytes(*length) as usize).ok_or_else(wrong)?;
     let sql = std::str::from_utf8(sql).map_err(|_| wrong())?.to_string();
-    if values.is_empty() {
-        return Ok((sql, Vec::new()));
+    if !is_plain_stream(values) {
+        return Err(wrong());
     }
-    // The reader may panic on damaged bytes; see `next_message`.
-    let row = std::panic::catch_unwind(|| -> Result<Option<RecordBatch>, ArrowError> {
-        StreamReader::try_new(values, None)?.next().transpose()
-    });
-    let row = row.map_err(|_| wrong())?.map_err(|_| wrong())?.ok_or_else(wrong)?;
-    let values = row.columns().iter().map(|column| ScalarValue::try_from_array(column, 0));
-    Ok((sql, values.collect::<Result<_, _>>().map_err(|_| wrong())?))
+    // The decoder may panic on damaged bytes; see `next_message`.
+    let values = catch_unwind(AssertUnwindSafe(|| parameters_from_ipc(values.to_vec()))).map_err(|_| wrong())?;
+    Ok((sql, values.map_err(|_| wrong())?))
+}
+
+/// Whether bytes are messages of an Arrow IPC stream, each whole and none compressed.
+fn is_plain_stream(mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        let Some(([0xff, 0xff, 0xff, 0xff], rest)) = bytes.split_first_chunk::<4>() else { return false };
+        let Some((length, rest)) = rest.split_first_chunk::<4>() else { return false };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length == 0 {
+            return rest.is_empty();
+        }
+        let Some((header, rest)) = rest.split_at_checked(length) else { return false };
+        let Some(body) = plain_body(header) else { return false };
+        let Some((_, rest)) = rest.split_at_checked(body) else { return false };
+        bytes = rest;
+    }
+    true
+}
+
+/// Bytes of the body that a message's header names; `None`: no header, or a compressed body.
+fn plain_body(header: &[u8]) -> Option<usize> {
+    let message = ipc::root_as_message(header).ok()?;
+    let dictionary = message.header_as_dictionary_batch().and_then(|dictionary| dictionary.data());
+    let batch = message.header_as_record_batch().or(dictionary);
+    let is_compressed = batch.is_some_and(|batch| batch.compression().is_some());
+    usize::try_from(message.bodyLength()).ok().filter(|_| !is_compressed)
 }
 
 /// The handle of `sql` with the values that a stream brings.
@@ -68,7 +86,15 @@ pub(super) async fn bind<S>(sql: &str, messages: S) -> Result<Bytes, Status>
 where
     S: Stream<Item = Result<FlightData, Status>> + Send + 'static,
 {
-    let mut decoder = FlightDataDecoder::new(messages.map_err(FlightError::from));
+    let plain = messages.map_err(FlightError::from).and_then(|message: FlightData| async move {
+        match plain_body(&message.data_header) {
+            Some(_) => Ok(message),
+            None => {
+                Err(FlightError::DecodeError("parameters: expected plain Arrow messages, not compressed ones".into()))
+            }
+        }
+    });
+    let mut decoder = FlightDataDecoder::new(plain);
     let mut rows = Vec::new();
     while let Some(message) = next_message(&mut decoder).await {
         if let DecodedPayload::RecordBatch(batch) = message?.payload {
@@ -88,5 +114,55 @@ where
             }
         }
     }
-    write(sql, &rows)
+    let columns = rows.first().map(RecordBatch::columns).unwrap_or_default();
+    let values = columns.iter().map(|column| ScalarValue::try_from_array(column, 0)).collect::<Result<Vec<_>, _>>();
+    write(sql, &values.map_err(|error| Status::invalid_argument(error.to_string()))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::{
+        array::Int64Array,
+        ipc::writer::{IpcWriteOptions, StreamWriter},
+    };
+
+    use super::*;
+
+    fn stream(options: IpcWriteOptions) -> Vec<u8> {
+        let column = std::sync::Arc::new(Int64Array::from(vec![7])) as _;
+        let row = RecordBatch::try_from_iter([("$1", column)]).unwrap();
+        let mut writer = StreamWriter::try_new_with_options(Vec::new(), &row.schema(), options).unwrap();
+        writer.write(&row).unwrap();
+        writer.into_inner().unwrap()
+    }
+
+    fn handle(values: &[u8]) -> Vec<u8> {
+        [&8u32.to_be_bytes()[..], b"select 1", values].concat()
+    }
+
+    /// Scenario: handles with values and without; cut anywhere; with any byte changed; with compressed values; with a body said to
+    /// be far longer than it is; with rows but none in them; too long.
+    /// Guarantees: what was written is read; every other is refused or read as some values, without a panic and without memory
+    /// for what is not there.
+    #[test]
+    fn forged_handles_are_refused() {
+        let values = [ScalarValue::Int64(Some(7)), ScalarValue::Utf8(None)];
+        let good = write("select 1", &values).unwrap();
+        assert_eq!(read(&good).unwrap(), ("select 1".to_string(), values.to_vec()));
+        assert_eq!(read(&write("select 1", &[]).unwrap()).unwrap().1, []);
+        for end in 0..good.len() {
+            let _ = read(&good[..end]);
+        }
+        for at in 0..good.len() {
+            for byte in [0x00, 0x7f, 0xff] {
+                let mut forged = good.to_vec();
+                forged[at] = byte;
+                let _ = read(&forged);
+            }
+        }
+        assert_eq!(read(&handle(&stream(IpcWriteOptions::default()))).unwrap().1, [ScalarValue::Int64(Some(7))]);
+        let zstd = IpcWriteOptions::default().try_with_compression(Some(ipc::CompressionType::ZSTD)).unwrap();
+        assert!(read(&handle(&stream(zstd))).is_err());
+        assert!(read(&vec![0; BYTES_MAX + 1]).is_err());
+    }
 }

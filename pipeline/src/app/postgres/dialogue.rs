@@ -251,7 +251,11 @@ impl ExtendedQueryHandler for Dialogue {
         let name = message.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
         self.session.prepare(&name)?;
         let parsed = StoredStatement::parse(client, &message, self.query_parser()).await;
-        match parsed.inspect_err(|_| self.session.forget_statement(&name))? {
+        let forget = |_: &PgWireError| {
+            self.session.forget_statement(&name);
+            client.portal_store().rm_statement(&name);
+        };
+        match parsed.inspect_err(forget)? {
             Some(statement) => client.portal_store().put_statement(Arc::new(statement)),
             None => client.portal_store().put_empty_statement(&name),
         }

@@ -11,7 +11,7 @@ use reedline::{
 };
 
 use super::{
-    HISTORY_MAX, Session,
+    Ended, HISTORY_MAX, Session,
     script::{self, Command, Item},
     words::Vocabulary,
 };
@@ -104,6 +104,8 @@ pub fn converse(session: Session<'_>) -> anyhow::Result<()> {
                 for item in items {
                     match obey(&session, item, &mut last) {
                         Ok(After::Prompt) => {}
+                        // The statements behind it on the line are given up with it.
+                        Ok(After::Stopped) => break,
                         Ok(After::End) => return Ok(()),
                         Err(error) => {
                             eprintln!("error: {error:#}");
@@ -121,6 +123,8 @@ pub fn converse(session: Session<'_>) -> anyhow::Result<()> {
 
 enum After {
     Prompt,
+    /// By Ctrl-C.
+    Stopped,
     End,
 }
 
@@ -133,18 +137,18 @@ fn obey(session: &Session<'_>, item: Item, last: &mut String) -> anyhow::Result<
                 println!("{}", script::HELP);
                 return Ok(After::Prompt);
             }
-            Command::Ask(query) => {
-                session.repeat(&query, None)?;
-                return Ok(After::Prompt);
-            }
+            Command::Ask(query) => return Ok(after(session.repeat(&query, None)?)),
             Command::Watch(_) if last.is_empty() => anyhow::bail!("\\watch repeats a statement; run one first"),
-            Command::Watch(pause) => {
-                session.repeat(last, Some(pause))?;
-                return Ok(After::Prompt);
-            }
+            Command::Watch(pause) => return Ok(after(session.repeat(last, Some(pause))?)),
         },
     };
     last.clone_from(&query);
-    session.repeat(&query, None)?;
-    Ok(After::Prompt)
+    Ok(after(session.repeat(&query, None)?))
+}
+
+fn after(ended: Ended) -> After {
+    match ended {
+        Ended::Answered => After::Prompt,
+        Ended::Stopped => After::Stopped,
+    }
 }

@@ -84,7 +84,7 @@ pub fn run_on(args: &SqlArgs, source: &dyn Ask) -> anyhow::Result<()> {
     let session = Session::new(source, args.format)?;
     let text = match (&args.query, &args.file) {
         // One argument is one query, with or without its end.
-        (Some(query), _) => return session.repeat(query, args.watch),
+        (Some(query), _) => return session.statement(query, args.watch),
         (None, Some(path)) => {
             std::fs::read_to_string(path).with_context(|| format!("--file {}: cannot read it", path.display()))?
         }
@@ -131,9 +131,9 @@ impl<'a> Session<'a> {
         }
         for item in items {
             match item {
-                Item::Statement(query) => self.repeat(&query, watch)?,
+                Item::Statement(query) => self.statement(&query, watch)?,
                 Item::Command(line) => match script::command(&line)? {
-                    Command::Ask(query) => self.repeat(&query, watch)?,
+                    Command::Ask(query) => self.statement(&query, watch)?,
                     Command::Help => println!("{}", script::HELP),
                     Command::Quit => return Ok(()),
                     Command::Watch(_) => bail!("\\watch is for the prompt; use --watch here"),
@@ -143,13 +143,21 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// Where there is no prompt to go back to: Ctrl-C is how a watch ends, and ends everything else, too.
+    fn statement(&self, query: &str, watch: Option<Duration>) -> anyhow::Result<()> {
+        match self.repeat(query, watch)? {
+            Ended::Stopped if watch.is_none() => bail!("stopped by Ctrl-C"),
+            Ended::Stopped | Ended::Answered => Ok(()),
+        }
+    }
+
     /// Once, or again and again.
-    fn repeat(&self, query: &str, watch: Option<Duration>) -> anyhow::Result<()> {
+    fn repeat(&self, query: &str, watch: Option<Duration>) -> anyhow::Result<Ended> {
         loop {
             let ended = self.once(query)?;
-            let Some(pause) = watch.filter(|_| ended == Ended::Answered) else { return Ok(()) };
+            let Some(pause) = watch.filter(|_| ended == Ended::Answered) else { return Ok(ended) };
             if self.pause(pause) == Ended::Stopped {
-                return Ok(());
+                return Ok(Ended::Stopped);
             }
         }
     }

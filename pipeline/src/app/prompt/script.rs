@@ -75,14 +75,18 @@ fn statement_end(text: &str) -> Option<usize> {
 }
 
 /// Nothing but white space and comments.
-pub fn is_blank(text: &str) -> bool {
-    let text = text.trim_start();
-    if let Some(rest) = text.strip_prefix("--") {
-        return rest.split_once('\n').is_none_or(|(_, rest)| is_blank(rest));
-    }
-    match text.strip_prefix("/*") {
-        Some(rest) => rest.split_once("*/").is_some_and(|(_, rest)| is_blank(rest)),
-        None => text.is_empty(),
+pub fn is_blank(mut text: &str) -> bool {
+    loop {
+        text = text.trim_start();
+        let rest = match (text.strip_prefix("--"), text.strip_prefix("/*")) {
+            (Some(rest), _) => rest.split_once('\n').map_or("", |(_, rest)| rest),
+            (_, Some(rest)) => match rest.split_once("*/") {
+                Some((_, rest)) => rest,
+                None => return false,
+            },
+            (None, None) => return text.is_empty(),
+        };
+        text = rest;
     }
 }
 

@@ -6,7 +6,7 @@
 //! Bounds: statements under way by `concurrent_max` and its waiting ones, the rest is [`SqlError::Busy`]; an answer by what the engine
 //! allows. State: none but handles.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use queries::{Described, LiveTables, QueryResult, Question, SqlAnswers, SqlError, SqlLimits, sql::WAITING_PER_SLOT};
@@ -46,9 +46,9 @@ impl SqlProcess {
         SqlProcess { limits, tables, life, ends, under_way: Semaphore::new(most), most }
     }
 
-    async fn up(&self) -> Result<QueryWorkerClient<Channel>, SqlError> {
+    async fn up(&self, patience: Duration) -> Result<QueryWorkerClient<Channel>, SqlError> {
         let mut life = self.life.clone();
-        let up = tokio::time::timeout(self.limits.timeout, life.wait_for(|life| matches!(life, Life::Up(_)))).await;
+        let up = tokio::time::timeout(patience, life.wait_for(|life| matches!(life, Life::Up(_)))).await;
         if let Ok(Ok(life)) = up
             && let Life::Up(client) = &*life
         {
@@ -71,7 +71,7 @@ impl SqlProcess {
         let running = self.limits.concurrent_max.max(1);
         let busy = |_| SqlError::Busy { running, waiting: self.most - running };
         let place = self.under_way.try_acquire().map_err(busy)?;
-        let client = self.up().await?;
+        let client = self.up(self.limits.patience(&question.caller)).await?;
         let mut ends = self.ends.clone();
         ends.mark_unchanged();
         Ok(Begun { client, request: self.request(question)?, ends, _place: place })

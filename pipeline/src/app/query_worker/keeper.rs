@@ -13,10 +13,7 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream as StdStream},
     path::PathBuf,
     process::Stdio,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -36,7 +33,7 @@ use super::{
     CONNECTION_WINDOW_BYTES, MESSAGE_BYTES_MAX, QueryWorkerOptions, STREAM_WINDOW_BYTES, client::SqlProcess, feed,
 };
 use crate::{
-    bus::{Bus, Clock},
+    bus::{Bus, Clock, Count},
     query_proto::{QueryHealthRequest, query_worker_client::QueryWorkerClient},
     rows::FaultRow,
 };
@@ -62,31 +59,15 @@ pub(super) enum Life {
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Starts after the first.
-    pub restarts: Count,
+    pub(crate) restarts: Count,
     /// Processes that were ended from here.
-    pub ended: Count,
+    pub(crate) ended: Count,
     /// Times that the feed fell behind the bus and took what it missed from the tables.
-    pub catch_ups: Count,
+    pub(crate) catch_ups: Count,
     /// 1 while there is a process.
-    pub up: Count,
-}
-
-/// A number that parts share.
-#[derive(Debug, Default)]
-pub struct Count(AtomicU64);
-
-impl Count {
-    pub(super) fn add(&self, by: u64) {
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-
-    fn set(&self, to: u64) {
-        self.0.store(to, Ordering::Relaxed);
-    }
-
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
+    pub(crate) up: Count,
+    /// Statements that hold a place, as last heard; `sql.concurrent_max` is the bound.
+    pub(crate) running: Count,
 }
 
 /// What a keeper needs.
@@ -183,6 +164,7 @@ impl Keeping {
                 Err(error) => format!("it cannot be started: {error}"),
             };
             self.counters.up.set(0);
+            self.counters.running.set(0);
             self.counters.restarts.add(1);
             self.life.send_replace(Life::Down(why.clone()));
             self.ends.send_replace(why.clone());
@@ -234,6 +216,7 @@ impl Keeping {
                 Ok(Ok(reply)) => {
                     heard = Instant::now();
                     let reply = reply.into_inner();
+                    self.counters.running.set(u64::from(reply.running));
                     left.retain(|number, _| reply.left.contains(number));
                     for number in reply.left {
                         let since = *left.entry(number).or_insert(heard);

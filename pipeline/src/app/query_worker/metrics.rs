@@ -37,12 +37,13 @@ impl Collector for SqlPlant {
             let counter = ConstCounter::new(count.get());
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        let up = ConstGauge::new(i64::try_from(self.0.up.get()).unwrap_or(1));
-        up.encode(encoder.encode_descriptor(
-            "sql_engine_up",
-            "1 while there is a process for SQL",
-            None,
-            up.metric_type(),
-        )?)
+        for (name, help, level) in [
+            ("sql_engine_up", "1 while there is a process for SQL", &self.0.up),
+            ("sql_engine_running", "Statements that hold a place in the process for SQL", &self.0.running),
+        ] {
+            let gauge = ConstGauge::new(i64::try_from(level.get()).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        Ok(())
     }
 }

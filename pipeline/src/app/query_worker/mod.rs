@@ -40,6 +40,7 @@ pub use client::SqlProcess;
 pub use keeper::{Counters as SqlCounters, Keeper, KeeperSetup};
 pub use metrics::register;
 pub use options::QueryWorkerOptions;
+pub(crate) use wire::{parameters_from_ipc, parameters_to_ipc};
 
 /// Longest message either way: 8192 rows of the widest topics are some tens of megabytes.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;

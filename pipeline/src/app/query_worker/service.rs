@@ -4,7 +4,7 @@
 //! process anew); an answer knows all rows that its question names as seen; dropping an answer's stream stops the query.
 //! Cost: one copy of the rows into the tables' chunks. State: the tables; bounds are theirs and the engine's.
 
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt, stream};
 use queries::{LiveTables, SqlAnswers, SqlEngine, SqlError, Topic};
@@ -31,13 +31,13 @@ impl QueryService {
         QueryService { engine, tables, news: Arc::new(watch::channel(()).0) }
     }
 
-    /// Waits until the tables have the rows that a question has seen, for as long as a statement may run.
-    async fn caught_up(&self, seen: &[u64]) -> Result<(), SqlError> {
+    /// Waits until the tables have the rows that a question has seen.
+    async fn caught_up(&self, seen: &[u64], patience: Duration) -> Result<(), SqlError> {
         let mut news = self.news.subscribe();
         let is_there =
             |_: &()| self.tables.snapshot().tables().zip(seen).all(|(table, seen)| table.next_row() >= *seen);
-        let there = tokio::time::timeout(self.engine.limits().timeout, news.wait_for(is_there)).await;
-        there.map(drop).map_err(|_| SqlError::EngineRestarted("it has not been given all rows again yet".into()))
+        let there = tokio::time::timeout(patience, news.wait_for(is_there)).await;
+        there.map(drop).map_err(|_| SqlError::EngineRestarted("it has not been given all rows yet".into()))
     }
 
     fn take(&self, joined: &mut [Joined], rows: FeedRows) -> Result<(), Status> {
@@ -77,7 +77,7 @@ impl QueryWorker for QueryService {
         let question = wire::question_from_proto(request).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let service = self.clone();
         let answer = async move {
-            service.caught_up(&seen).await?;
+            service.caught_up(&seen, service.engine.limits().patience(&question.caller)).await?;
             service.engine.answer(question).await
         };
         let parts = stream::once(answer).flat_map(|answer| stream::iter(wire::answer_to_proto(answer)).map(Ok));

@@ -69,6 +69,7 @@ struct Worker {
     engine: Arc<SqlEngine>,
     rows: QueryWorkerClient<tonic::transport::Channel>,
     questions: QueryWorkerClient<tonic::transport::Channel>,
+    tables: Arc<LiveTables>,
     connections: Vec<JoinHandle<std::io::Result<()>>>,
     queries: Option<Runtime>,
 }
@@ -78,7 +79,7 @@ impl Worker {
         let queries = query_runtime(2).unwrap();
         let tables = Arc::new(LiveTables::new(100_000));
         let engine = Arc::new(SqlEngine::new(limits, tables.clone(), queries.handle().clone()));
-        let service = QueryService::new(engine.clone(), tables);
+        let service = QueryService::new(engine.clone(), tables.clone());
         let (mut clients, mut connections) = (Vec::new(), Vec::new());
         for _ in 0..2 {
             let (ours, its) = UnixStream::pair().unwrap();
@@ -87,7 +88,7 @@ impl Worker {
             clients.push(connect(ours).await.unwrap());
         }
         let (questions, rows) = (clients.pop().unwrap(), clients.pop().unwrap());
-        Worker { engine, rows, questions, connections, queries: Some(queries) }
+        Worker { engine, rows, questions, tables, connections, queries: Some(queries) }
     }
 
     /// Answers by this worker over the server's tables.
@@ -273,6 +274,7 @@ async fn rows_that_do_not_fit_are_refused() {
         let worker = Worker::start(limits()).await;
         let status = worker.rows.clone().feed(futures::stream::iter(messages)).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::InvalidArgument);
-        assert!(status.message().contains(word), "{status:?}");
+        assert!(!status.message().is_empty() && status.message().contains(word), "{status:?}");
+        assert!(worker.tables.snapshot().tables().all(|table| table.rows_live() == 0), "{word}");
     }
 }

@@ -18,7 +18,7 @@ use crate::query_proto::{AnswerPart, AskRequest, DescribeReply};
 
 /// A message that is none of ours.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WireError {
+pub(crate) enum WireError {
     #[error("rows: {0}")]
     Arrow(#[from] ArrowError),
     #[error("an error: {0}")]
@@ -107,7 +107,7 @@ pub(super) fn question_from_proto(request: AskRequest) -> Result<Question, WireE
     Ok(Question { parameters, as_of: request.as_of, ..Question::new(request.sql, caller) })
 }
 
-fn parameters_to_ipc(values: &[ScalarValue]) -> Result<Vec<u8>, WireError> {
+pub(crate) fn parameters_to_ipc(values: &[ScalarValue]) -> Result<Vec<u8>, WireError> {
     if values.is_empty() {
         return Ok(Vec::new());
     }
@@ -119,7 +119,7 @@ fn parameters_to_ipc(values: &[ScalarValue]) -> Result<Vec<u8>, WireError> {
     Ok(whole(&schema, Some(&row))?)
 }
 
-fn parameters_from_ipc(bytes: Vec<u8>) -> Result<Vec<ScalarValue>, WireError> {
+pub(crate) fn parameters_from_ipc(bytes: Vec<u8>) -> Result<Vec<ScalarValue>, WireError> {
     if bytes.is_empty() {
         return Ok(Vec::new());
     }

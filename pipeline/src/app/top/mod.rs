@@ -8,8 +8,9 @@
 //! | `screen` | sort, filter, scroll, help: what a key does |
 //! | `draw` | the screen as cells |
 //!
-//! Two threads: one asks, one draws and reads keys; between them a queue of [`NEWS_MAX`] that loses the oldest news rather than wait.
-//! The terminal is given back on every way out, panics included. Needs nothing that other clients of the HTTP API have not.
+//! Two threads: one asks, one draws and reads keys; between them a queue of [`NEWS_MAX`]; news that find no room in it
+//! are lost.
+//! The terminal is given back on every way out that this program takes, panics included. Needs nothing that other clients of the HTTP API have not.
 
 mod draw;
 mod events;
@@ -54,8 +55,8 @@ pub fn run(options: TopOptions) -> anyhow::Result<()> {
     let (news, inbox) = mpsc::sync_channel(NEWS_MAX);
     feed::start(options.server.clone(), news)?;
     let mut screen = Screen::new(&options.server.url, options.filter, options.sort);
-    let mut terminal = ratatui::try_init()?;
-    let ended = show(&mut terminal, &mut screen, &inbox);
+    let begun = ratatui::try_init().map_err(anyhow::Error::from);
+    let ended = begun.and_then(|mut terminal| show(&mut terminal, &mut screen, &inbox));
     ratatui::try_restore()?;
     ended
 }
@@ -66,8 +67,12 @@ fn show(
     inbox: &mpsc::Receiver<feed::News>,
 ) -> anyhow::Result<()> {
     loop {
-        while let Ok(news) = inbox.try_recv() {
-            screen.take(news, Instant::now());
+        loop {
+            match inbox.try_recv() {
+                Ok(news) => screen.take(news, Instant::now()),
+                Err(mpsc::TryRecvError::Empty) => break,
+                Err(mpsc::TryRecvError::Disconnected) => bail!("the thread that asks the server has ended"),
+            }
         }
         terminal.draw(|frame| draw::draw(frame, screen, Instant::now()))?;
         // A resize is an event, and the next turn draws.
