@@ -200,7 +200,7 @@ impl Feeder {
 
     fn heed(&mut self, notice: &Notice) -> bool {
         if let (Notice::Behind, Outlet::Processes(seat)) = (notice, &mut self.outlet) {
-            seat.catch_up(self.epochs.unlogged(self.open));
+            seat.catch_up(self.open, self.epochs.unlogged(self.open));
         }
         true
     }

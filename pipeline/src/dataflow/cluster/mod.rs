@@ -17,6 +17,7 @@
 //! | `patience` | how long a silence may last, by how earlier generations ended |
 //! | `keeper` | `evenkeel dataflow`: keeps a child of another host's server running |
 //! | `pipes` | the server's end of child 0 |
+//! | `reread` | which rows of the log a new generation reads |
 //! | `tail` | what came while the log was read |
 //! | `seat` | in the server: feeds child 0, notices a loss, brings everything back from the log |
 //!
@@ -42,6 +43,7 @@ mod mesh;
 mod patience;
 mod pipes;
 mod process;
+mod reread;
 mod seat;
 mod tail;
 mod wire;

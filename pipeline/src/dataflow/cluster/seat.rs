@@ -24,6 +24,7 @@ use super::{
     hosts::Hosts,
     patience::Patience,
     pipes::{Pipes, Said},
+    reread::{row_count, to_read},
     tail::{Kept, Tail},
     wire::{Order, Start},
 };
@@ -67,6 +68,7 @@ enum Stage {
     Flushing {
         flush: JoinHandle<()>,
         last: Vec<EpochRow>,
+        open: u64,
         tail: Tail,
     },
     Reading {
@@ -237,34 +239,32 @@ impl Seat {
         self.stage = Stage::Connecting;
     }
 
-    /// The feeder stands here: `last` are the epochs that may not be in the log yet, the open one included. What it hands on
-    /// after this call is kept.
-    pub fn catch_up(&mut self, last: Vec<EpochRow>) {
+    /// The feeder stands in the epoch `open`: `last` are the epochs that may not be in the log yet, with the open one's rows so
+    /// far. What it hands on after this call is kept.
+    pub fn catch_up(&mut self, open: u64, last: Vec<EpochRow>) {
         let bus = self.bus.clone();
         // In a task: the feeder must go on emptying its subscription, or the bus could not flush.
         let flush = tokio::spawn(async move { drop(bus.flush().await) });
-        self.stage = Stage::Flushing { flush, last, tail: Tail::default() };
+        self.stage = Stage::Flushing { flush, last, open, tail: Tail::default() };
     }
 
     /// Lists the epochs to read.
     fn plan(&mut self) -> io::Result<()> {
-        let mut plan = VecDeque::new();
+        let mut logged = Vec::new();
         if let Some(log) = &self.log {
             for read in log.read(Topic::Epochs, 0..u64::MAX) {
                 let (_, batch) = read.map_err(io::Error::other)?;
                 let rows = rows_of::<EpochRow>(&batch).map_err(io::Error::other)?;
-                plan.extend(rows.into_iter().filter(|row| row.flow_start == self.flow_start));
+                logged.extend(rows.into_iter().filter(|row| row.flow_start == self.flow_start));
             }
         }
-        let Stage::Flushing { last, tail, .. } = &mut self.stage else { return Ok(()) };
-        let logged = plan.back().map(|row| row.epoch);
-        plan.extend(last.drain(..).filter(|row| logged.is_none_or(|logged| row.epoch > logged)));
+        let Stage::Flushing { last, open, tail, .. } = &mut self.stage else { return Ok(()) };
+        let mut plan = to_read(logged, std::mem::take(last), *open, &self.fed);
         let tail = std::mem::take(tail);
-        let fed = self.fed;
-        plan.retain(|row| row.ranges().iter().enumerate().any(|(at, (_, rows))| rows.end > fed[at]));
         let mut rows: u64 = plan.iter().map(row_count).sum();
         let mut left_out = 0;
         while rows > REBUILD_ROWS_MAX
+            && plan.len() > 1
             && let Some(oldest) = plan.pop_front()
         {
             rows -= row_count(&oldest);
@@ -277,7 +277,8 @@ impl Seat {
         if self.log.is_none() && rows > 0 {
             let detail = "log.mode is off: the views start empty".to_string();
             self.fault("dataflow_left_out", detail, rows);
-            plan.clear();
+            plan.drain(..plan.len() - 1);
+            plan[0] = EpochRow { epoch: plan[0].epoch, ..EpochRow::default() };
         }
         self.stage = Stage::Reading { plan, tail };
         Ok(())
@@ -385,8 +386,4 @@ impl Seat {
         let at = (self.clock)();
         let _ = self.bus.try_publish(FaultRow { at, component: "dataflow".into(), kind: kind.into(), detail, count });
     }
-}
-
-fn row_count(row: &EpochRow) -> u64 {
-    row.ranges().iter().map(|(_, rows)| rows.end - rows.start).sum()
 }
