@@ -126,6 +126,7 @@ mod tests {
             leased_requests: 0,
             fetch: FetchTimes::default(),
             bucket: None,
+            prompts: Vec::new(),
             engine: (instance != 1).then(|| EngineView { running: 2, ..EngineView::default() }),
         };
         let views: Vec<_> = (0..ENGINES_SHOWN as u32 + 3).map(view).collect();

@@ -9,7 +9,10 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use crate::{ids::Micros, policy::Claim};
+use crate::{
+    ids::Micros,
+    policy::{Claim, PromptDue},
+};
 
 /// What a request asks of an instance's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +31,8 @@ pub struct Claims(Mutex<Vec<Arc<Entry>>>);
 #[derive(Debug)]
 struct Entry {
     due: Due,
+    /// Of its prompts, that were to be computed when it came.
+    prompt_tokens: u32,
     /// Over all sequences.
     drawn: AtomicU32,
 }
@@ -37,8 +42,8 @@ impl Claims {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn enter(self: &Arc<Self>, due: Due) -> Claimed {
-        let entry = Arc::new(Entry { due, drawn: AtomicU32::new(0) });
+    pub fn enter(self: &Arc<Self>, due: Due, prompt_tokens: u32) -> Claimed {
+        let entry = Arc::new(Entry { due, prompt_tokens, drawn: AtomicU32::new(0) });
         self.entries().push(entry.clone());
         Claimed { claims: self.clone(), entry }
     }
@@ -49,6 +54,13 @@ impl Claims {
             Claim { due: entry.due.at, tokens_left: entry.due.tokens.saturating_sub(drawn).max(1) }
         };
         self.entries().iter().map(claim).collect()
+    }
+
+    /// Prompts of those that have not drawn a token yet.
+    pub fn prompts(&self) -> Vec<PromptDue> {
+        let entries = self.entries();
+        let waiting = entries.iter().filter(|entry| entry.drawn.load(Ordering::Relaxed) == 0);
+        waiting.map(|entry| PromptDue { due: entry.due.at, tokens: entry.prompt_tokens }).collect()
     }
 }
 
@@ -80,13 +92,17 @@ mod tests {
     use super::*;
 
     /// Scenario: two claims, one of two sequences; tokens come, more than expected; one ends.
-    /// Guarantees: what is left is that of one sequence and never nothing; an ended claim is gone, the other stays.
+    /// Guarantees: what is left is that of one sequence and never nothing; a prompt is to be computed until a token comes; an
+    /// ended claim is gone, the other stays.
     #[test]
     fn claims_shrink_and_leave() {
         let claims = Arc::new(Claims::default());
-        let one = claims.enter(Due { at: 7, tokens: 10, sequences: 1 });
-        let two = claims.enter(Due { at: 9, tokens: 10, sequences: 2 });
+        let one = claims.enter(Due { at: 7, tokens: 10, sequences: 1 }, 70);
+        let two = claims.enter(Due { at: 9, tokens: 10, sequences: 2 }, 90);
+        let prompts = |claims: &Claims| claims.prompts().iter().map(|one| (one.due, one.tokens)).collect::<Vec<_>>();
+        assert_eq!(prompts(&claims), [(7, 70), (9, 90)]);
         one.drew(4);
+        assert_eq!(prompts(&claims), [(9, 90)]);
         two.drew(4);
         let left = || claims.read().iter().map(|claim| (claim.due, claim.tokens_left)).collect::<Vec<_>>();
         assert_eq!(left(), [(7, 6), (9, 8)]);

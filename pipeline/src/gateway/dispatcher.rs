@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use operators::DecodeWork;
+use operators::{DecodeWork, PrefillWork};
 use tokio::sync::oneshot;
 
 use super::{
@@ -36,10 +36,10 @@ use super::{
 use crate::{
     config::Recorded,
     dataflow::ForecastRequest,
-    ids::{InstanceId, Micros, ProcessEpoch},
+    ids::{InstanceId, Micros, ProcessEpoch, micros},
     policy::{
-        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, InstanceView, Learnt, Newcomer, Pace, Placement,
-        PrefixReading, QueueLoad, RouteConfig, RouteRejection, RouteRequest, Skill, ThrottleState, Ticket, Tier,
+        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, InstanceView, Learnt, Newcomer, Pace, Placement, PromptQueue,
+        PrefixReading, QueueLoad, RouteConfig, RouteRejection, RouteRequest, Skill, Stay, ThrottleState, Ticket, Tier,
         Waiting, harms, press, route, token_cost,
     },
     rows::{FaultRow, PolicyInputRow, SloReliabilityRow},
@@ -63,6 +63,10 @@ pub struct Demand {
     pub sequences: u32,
     /// Latest start with which it can make its deadline, if it has one that counts.
     pub start_by: Option<Micros>,
+    /// Latest start that is worth it beside others; then it starts only where nothing runs. `None`: any is.
+    pub worth_by: Option<Micros>,
+    /// When it came.
+    pub since: Micros,
     /// What its deadline asks of an instance's time, if it has one that counts.
     pub due: Option<Due>,
     /// Memory it holds while it waits.
@@ -315,10 +319,12 @@ impl Dispatcher {
         let is_failed = |entry: &&Arc<super::instances::InstanceEntry>| {
             failed.iter().any(|f| f.instance == entry.id && f.epoch == entry.epoch)
         };
+        let is_worth_it = demand.worth_by.is_none_or(|by| by >= self.deps.clock.now());
         // The views may lag behind the directory: what has no client now is left out, too.
         let mut excluded: Vec<InstanceId> = directory
             .iter()
             .filter(|entry| is_failed(entry) || entry.state != InstanceState::Ready || entry.client.is_none())
+            .chain(directory.iter().filter(|entry| !is_worth_it && entry.leases.requests() > 0))
             .map(|entry| entry.id)
             .collect();
         let route = &demand.model.policy.route;
@@ -379,11 +385,14 @@ impl Dispatcher {
             return untaken(Missed::Full, placement, reading);
         };
         self.group(&demand.model).take_turn();
-        let (instance, epoch, lease) = (entry.id, entry.epoch, Arc::new(lease.claiming(demand.due)));
+        let cost = placement.candidates.iter().find(|cost| cost.instance == entry.id);
+        let uncached_tokens = demand.prompt_tokens.saturating_sub(cost.map_or(0, |cost| cost.hit_tokens));
+        let (instance, epoch, lease) = (entry.id, entry.epoch, Arc::new(lease.claiming(demand.due, uncached_tokens)));
         Ok(Grant { instance, epoch, client, lease, placement, reading })
     }
 
-    /// Whether requests that run on the instance chosen would miss their deadlines by this one. What is not known does no harm.
+    /// Whether requests that run on the instance chosen, or as many as it counts for of those likely to come, would miss their
+    /// deadlines by this one. What is not known does no harm; nor does what has waited long enough harm those that have not come.
     fn would_harm(
         &self,
         demand: &Demand,
@@ -397,10 +406,19 @@ impl Dispatcher {
         let (false, Some(instance), Some(cost)) = (claims.is_empty(), instance, cost) else { return false };
         let of = (demand.tenant.as_ref(), demand.tenant_class);
         let known = self.forecast(&demand.model, (&reading.view, reading.now), of, demand.prompt_tokens).forecast;
-        let skill = self.group(&demand.model).learnt().skill.overall();
-        let Some(pace) = pace_with(instance, demand.sequences, (cost, &known), skill) else { return false };
+        let learnt = self.group(&demand.model).learnt();
+        let overall = learnt.skill.overall();
+        let Some((pace, stay)) = pace_with(instance, (demand.sequences, due.tokens), (cost, &known), overall) else {
+            return false;
+        };
         let prefill_seconds = cost.prefill.seconds + cost.fetch.seconds;
-        harms(&claims, reading.now, &pace, &Newcomer { due: due.at, prefill_seconds }) > 0
+        if harms(&claims, reading.now, &pace, &Newcomer { due: due.at, prefill_seconds }) > 0 {
+            return true;
+        }
+        let instances = reading.view.instances.iter().filter(|instance| instance.is_ready).count();
+        let stay = Stay { instances, seconds: stay.seconds + prefill_seconds, ..stay };
+        let has_aged = reading.now - demand.since >= micros(demand.model.policy.queue.aging);
+        !has_aged && learnt.upcoming.price(reading.now, &pace, &stay) >= 1.0
     }
 
     /// Puts a request into its model's queue and says what it held before; no place if it is full.
@@ -415,6 +433,7 @@ impl Dispatcher {
             size: demand.size(),
             since: self.deps.clock.now(),
             start_by: demand.start_by,
+            worth_by: demand.worth_by,
             item: Pending { demand, grant },
         };
         let before = queue.load();
@@ -457,7 +476,12 @@ impl Dispatcher {
             let heads: Vec<(Ticket, Demand)> = {
                 let mut queue = group.queue();
                 let heads = queue.heads(now, step).into_iter();
-                heads.map(|(ticket, head)| (ticket, head.item.demand.clone())).collect()
+                let demand_of = |head: &Waiting<Pending>| Demand {
+                    start_by: head.start_by,
+                    worth_by: head.worth_by,
+                    ..head.item.demand.clone()
+                };
+                heads.map(|(ticket, head)| (ticket, demand_of(head))).collect()
             };
             let (ticket, grant) = self.first_with_a_place(&heads)?;
             let mut queue = group.queue();
@@ -477,6 +501,9 @@ impl Dispatcher {
     fn first_with_a_place(&self, heads: &[(Ticket, Demand)]) -> Option<(Ticket, Grant)> {
         let mut full: Vec<InstanceId> = Vec::new();
         for (ticket, demand) in heads {
+            if self.waits_for_nothing(demand) {
+                continue;
+            }
             if !full.is_empty() && self.would_go_to(demand).is_none_or(|instance| full.contains(&instance)) {
                 continue;
             }
@@ -491,6 +518,13 @@ impl Dispatcher {
         None
     }
 
+    /// It is not worth a start beside others, and something runs everywhere.
+    fn waits_for_nothing(&self, demand: &Demand) -> bool {
+        let is_worth_it = demand.worth_by.is_none_or(|by| by >= self.deps.clock.now());
+        !is_worth_it
+            && self.deps.directory.load().iter().all(|entry| entry.client.is_none() || entry.leases.requests() > 0)
+    }
+
     fn would_go_to(&self, demand: &Demand) -> Option<InstanceId> {
         let reading = self.read(demand, &[]);
         let placement = place_by(&reading, demand.model.name(), &demand.model.policy.route);
@@ -503,14 +537,14 @@ impl Dispatcher {
     }
 }
 
-/// An instance's pace as it is and with so many more sequences, by the service times of its variant and how their predictions
-/// fared. `None`: not known.
+/// An instance's pace as it is and with so many more sequences of so many tokens, by the service times of its variant and how their
+/// predictions fared, and what their stay is, but for the prompt. `None`: not known.
 fn pace_with(
     instance: &InstanceView,
-    more: u32,
+    (more, tokens): (u32, u32),
     (cost, known): (&CandidateCost, &Forecast),
     skill: Skill,
-) -> Option<Pace> {
+) -> Option<(Pace, Stay)> {
     let (_, service) = known.services.iter().find(|(variant, _)| **variant == *instance.variant)?;
     let engine = instance.engine.as_ref()?;
     let running = engine.running.saturating_add(engine.waiting).max(instance.leased_requests);
@@ -520,11 +554,17 @@ fn pace_with(
         let work = DecodeWork { tokens: 1, sequences, context_tokens: engine.context_tokens };
         service.decode(&work).map(|time| time.mean * factor)
     };
-    Some(Pace {
+    // A token of a full chunk.
+    let prefill = |uncached_tokens| service.prefill(&PrefillWork { uncached_tokens, cached_tokens: 0, beside: running });
+    let token_seconds = prefill(service.chunk_tokens)?.mean / f64::from(service.chunk_tokens.max(1));
+    let pace = Pace {
         step_seconds: step(running)?,
         next_step_seconds: step(running.saturating_add(more))?,
-        queue_seconds: cost.queue.seconds,
-    })
+        prompts: PromptQueue::new(instance.prompts.clone(), token_seconds),
+    };
+    let seconds = cost.queue.seconds + f64::from(tokens) * pace.next_step_seconds;
+    let alone_step_seconds = service.decode(&DecodeWork { tokens: 1, sequences: 1, context_tokens: 0 })?.mean;
+    Some((pace, Stay { running, more, seconds, alone_step_seconds, instances: 1 }))
 }
 
 /// What routing says to a reading.

@@ -175,6 +175,7 @@ impl InstanceEntry {
             leased_requests: self.leases.requests(),
             fetch: self.fetch,
             bucket,
+            prompts: self.leases.claims.prompts(),
             engine,
         }
     }

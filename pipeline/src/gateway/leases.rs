@@ -129,9 +129,9 @@ impl Lease {
         Some(self)
     }
 
-    /// With what its request asks of the instance's time.
-    pub fn claiming(mut self, due: Option<Due>) -> Lease {
-        self.claimed = due.map(|due| self.leases.claims.enter(due));
+    /// With what its request asks of the instance's time. `prompt_tokens`: to be computed there.
+    pub fn claiming(mut self, due: Option<Due>, prompt_tokens: u32) -> Lease {
+        self.claimed = due.map(|due| self.leases.claims.enter(due, prompt_tokens));
         self
     }
 

@@ -29,9 +29,9 @@ impl QueuePlace {
         Self { dispatcher, model, ticket, granted }
     }
 
-    /// Changes the latest start of what waits.
-    pub fn retime(&self, start_by: Option<Micros>) {
-        self.dispatcher.group(&self.model).queue().retime(self.ticket, start_by);
+    /// Changes the latest starts of what waits.
+    pub fn retime(&self, start_by: Option<Micros>, worth_by: Option<Micros>) {
+        self.dispatcher.group(&self.model).queue().retime(self.ticket, start_by, worth_by);
     }
 
     /// Waits for the grant at most `wait_max`; `None` when that has passed.

@@ -14,10 +14,10 @@ use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
         Asked, Backlog, BucketSeat, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens,
-        PrefixHit, PrefixHits, PrefixReading, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk, ThrottleState,
+        PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk, ThrottleState,
         ThrottleStep, Tier, ViewMode, lot_of,
     },
-    rows::{HitRow, InstanceInputRow, PolicyInputRow, QueueStepRow, SeatRow, ServiceInputRow},
+    rows::{HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow, ServiceInputRow},
 };
 
 /// Hashes of one row.
@@ -381,6 +381,7 @@ fn looked(
         view_as_of: view.as_of,
         instances: view.instances.iter().map(instance_row).collect(),
         bucket_seats: seat_rows(view),
+        prompts_due: prompt_rows(view),
         least_loaded: view.least_loaded.iter().map(|id| id.0).collect(),
         hits: prefixes.hits.iter().map(hit_row).collect(),
         hits_as_of: prefixes.as_of.filter(|_| is_whole),
@@ -421,7 +422,7 @@ pub fn view_of(row: &PolicyInputRow) -> Option<ClusterView> {
     Some(ClusterView {
         mode: ViewMode::from_name(&row.view_mode)?,
         as_of: row.view_as_of,
-        instances: row.instances.iter().map(|instance| instance_of(instance, &row.bucket_seats)).collect(),
+        instances: row.instances.iter().map(|instance| instance_of(instance, row)).collect(),
         least_loaded: row.least_loaded.iter().map(|id| InstanceId(*id)).collect(),
     })
 }
@@ -436,8 +437,23 @@ fn seat_rows(view: &ClusterView) -> Option<Vec<SeatRow>> {
     (!seats.is_empty()).then_some(seats)
 }
 
-fn instance_of(row: &InstanceInputRow, seats: &Option<Vec<SeatRow>>) -> InstanceView {
-    let seat = seats.iter().flatten().find(|seat| seat.instance == row.instance);
+/// `None` without such prompts.
+fn prompt_rows(view: &ClusterView) -> Option<Vec<PromptDueRow>> {
+    let prompts = view.instances.iter().flat_map(|instance| {
+        let row = |prompt: &PromptDue| PromptDueRow {
+            instance: instance.instance.0,
+            due_us: prompt.due,
+            tokens: prompt.tokens,
+        };
+        instance.prompts.iter().map(row)
+    });
+    let prompts: Vec<_> = prompts.collect();
+    (!prompts.is_empty()).then_some(prompts)
+}
+
+fn instance_of(row: &InstanceInputRow, of: &PolicyInputRow) -> InstanceView {
+    let seat = of.bucket_seats.iter().flatten().find(|seat| seat.instance == row.instance);
+    let prompts = of.prompts_due.iter().flatten().filter(|prompt| prompt.instance == row.instance);
     let engine = || {
         Some(EngineView {
             reported_at: row.reported_at?,
@@ -473,6 +489,7 @@ fn instance_of(row: &InstanceInputRow, seats: &Option<Vec<SeatRow>>) -> Instance
             to_tokens: seat.to_tokens,
             foreign_tokens: seat.foreign_tokens,
         }),
+        prompts: prompts.map(|prompt| PromptDue { due: prompt.due_us, tokens: prompt.tokens }).collect(),
         engine: engine(),
     }
 }

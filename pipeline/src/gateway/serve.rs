@@ -29,7 +29,7 @@ use crate::{
     config::Mode,
     ids::Micros,
     policy::{
-        Admission, Arrival, Asked, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict,
+        Admission, Arrival, Asked, Came, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict,
         ViewMode, decide, lot_of,
     },
     rows::PolicyInputRow,
@@ -180,6 +180,24 @@ impl Case {
         }
     }
 
+    /// What its coming says of those to come, if it has a deadline of its own that counts.
+    fn came(&self, demand: &Demand, candidates: &[CandidateCost]) -> Option<Came> {
+        let (due, best) = (demand.due?, candidates.first()?);
+        let is_stated = self.slo.as_ref().is_some_and(|slo| slo.seen.deadline.is_stated);
+        is_stated.then(|| Came {
+            at: demand.since,
+            budget_seconds: (due.at - demand.since) as f64 / 1e6,
+            prefill_seconds: best.prefill.seconds + best.fetch.seconds,
+            tokens: due.tokens,
+        })
+    }
+
+    /// By when it must start to be worth it beside others; `None`: it always is.
+    pub(super) fn worth_by(&self) -> Option<Micros> {
+        let slo = self.slo.as_ref()?;
+        slo.seen.worth_by(&slo.model.policy.deadline)
+    }
+
     /// What its deadline asks of an instance's time: by when it is due, at the length expected of it.
     fn due(&self, demand: &Demand, reading: &ForecastReading) -> Option<Due> {
         let slo = self.slo.as_ref().filter(|slo| slo.model.policy.deadline.mode == Mode::On)?;
@@ -282,7 +300,9 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         tenant_class: case.tenant.class,
         sequences: ask.sequences.max(1),
         start_by: None,
+        worth_by: None,
         due: None,
+        since: case.recorder.arrived_at(),
         bytes: ask.bytes,
         variants: Vec::new().into(),
         prompt_tokens: ask.prompt_tokens,
@@ -318,8 +338,11 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     case.predicted_hit_tokens = verdict.predicted_hit_tokens.unwrap_or(0);
     case.turns = ask.turns;
     case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, reading.lot));
-    demand.start_by = case.start_by();
+    (demand.start_by, demand.worth_by) = (case.start_by(), case.worth_by());
     demand.due = case.due(&demand, &reading.forecast);
+    if let Some(came) = case.came(&demand, verdict.candidates()) {
+        gateway.dispatcher.learn(model, |learnt| learnt.upcoming.came(came));
+    }
     case.classified = Some(verdict.classified.clone());
     case.pressure = Some(pressure);
     let reading = Some(Box::new(reading.into_place(&demand)));
@@ -492,6 +515,9 @@ impl Plans<'_> {
                     tenant_class: self.demand.tenant_class,
                     sequences: 1,
                     start_by: self.demand.start_by,
+                    // It has begun: what it was worth is decided.
+                    worth_by: None,
+                    since: self.demand.since,
                     due: self.demand.due.map(|due| Due { sequences: 1, ..due }),
                     bytes: 0,
                     variants: self.demand.variants.clone(),

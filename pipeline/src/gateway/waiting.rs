@@ -25,8 +25,10 @@ pub enum Waited {
     TooLong,
 }
 
-/// A request that waits looks again at what is to be expected after this, and when something has changed in the views.
+/// A request that waits looks again at what is to be expected after this, and when something has changed in the views; one with
+/// little time left after a quarter of it.
 const RECONSIDER: Duration = Duration::from_millis(500);
+const RECONSIDER_MIN: Duration = Duration::from_millis(20);
 
 /// Waits, and looks again now and then: its latest start moves with what is cached and with the load (SPEC A4 b), and once
 /// its chance is gone it goes, too.
@@ -42,7 +44,7 @@ pub async fn wait_for_grant(
         if left.is_zero() {
             return Waited::TooLong;
         }
-        if let Some(grant) = place.wait(left.min(RECONSIDER)).await {
+        if let Some(grant) = place.wait(left.min(until_next_look(gateway, demand))).await {
             return Waited::Granted(grant);
         }
         looks += 1;
@@ -61,8 +63,14 @@ pub async fn wait_for_grant(
                 return Waited::GivenUp(retry_after);
             }
         }
-        place.retime(case.start_by());
+        place.retime(case.start_by(), case.worth_by());
     }
+}
+
+fn until_next_look(gateway: &Gateway, demand: &Demand) -> Duration {
+    let Some(due) = demand.due else { return RECONSIDER };
+    let left = u64::try_from(due.at - gateway.deps.clock.now()).unwrap_or(0);
+    Duration::from_micros(left / 4).clamp(RECONSIDER_MIN, RECONSIDER)
 }
 
 /// What is to be expected of a request that waits, and what that comes to. What is not known changes nothing.
@@ -76,7 +84,7 @@ fn reconsider(reading: &WaitReading, slo: &mut SloCase) -> Judgement {
         // The rows go on telling what was predicted on arrival; only the order in the queue follows.
         Judgement::Keep => {
             if let Some(seen) = &mut slo.seen.outlook {
-                seen.start_by = outlook.start_by;
+                (seen.start_by, seen.worth_by) = (outlook.start_by, outlook.worth_by);
             }
         }
         Judgement::Try | Judgement::Refuse { .. } => {

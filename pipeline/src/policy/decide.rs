@@ -14,9 +14,10 @@ use crate::{
     ids::Micros,
     policy::{
         Admission, AdmitRequest, AdmitState, Backlog, CandidateCost, Classified, ClassifyRequest, ClusterView,
-        Deadline, DeadlineConfig, Forecast, Outlook, OutlookRequest, Placement, PrefixHits, QueueLoad, RejectReason,
-        RequestClass, RouteRejection, RouteRequest, SloAsk, ThrottleState, Tier, Wait, admit, choose_variant, classify,
-        deadline_of, is_one_of, longest_of, next_step, outlook, retry_after, route, saturation,
+        Deadline, DeadlineConfig, EntrySize, Forecast, Outlook, OutlookRequest, Placement, PrefixHits, QueueLoad,
+        RejectReason, RequestClass, RouteRejection, RouteRequest, SloAsk, ThrottleState, Tier, Wait, admit,
+        choose_variant, classify, deadline_of, is_one_of, longest_of, next_step, outlook, retry_after, route,
+        saturation, token_cost,
     },
 };
 
@@ -68,6 +69,19 @@ pub struct SloSeen {
     pub outlook: Option<Outlook>,
     /// It would have been refused, and was let through to see what becomes of it.
     pub is_trial: bool,
+}
+
+impl SloSeen {
+    /// Latest start that is worth it beside others; `None`: any is. A late answer is worth nothing only to who said so; and
+    /// what is let through to see is let through.
+    pub fn worth_by(&self, config: &DeadlineConfig) -> Option<Micros> {
+        let counts = config.mode == config::Mode::On && self.deadline.is_stated && !self.is_trial;
+        self.outlook.filter(|_| counts).map(|outlook| outlook.worth_by)
+    }
+
+    fn is_worth_a_start(&self, now: Micros, config: &DeadlineConfig) -> bool {
+        self.worth_by(config).is_none_or(|by| by >= now)
+    }
 }
 
 /// What the policies say.
@@ -187,7 +201,8 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
     let mut seen = SloSeen { deadline, outlook: found, is_trial: false };
     if !matches!(verdict.admission, Admission::Reject { .. }) {
         match judge(&seen, (tier, arrival.lot), &policy.deadline) {
-            Judgement::Keep => {}
+            Judgement::Keep if seen.is_worth_a_start(arrival.now, &policy.deadline) => {}
+            Judgement::Keep => wait_for_nothing(arrival, policy, verdict),
             Judgement::Try => seen.is_trial = true,
             Judgement::Refuse { retry_after } => {
                 verdict.admission = Admission::Reject { reason: RejectReason::PredictedMiss, retry_after };
@@ -195,6 +210,16 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
         }
     }
     verdict.slo = Some(seen);
+}
+
+/// What can hardly make its deadline any more waits for an instance on which nothing runs, where there is room to wait.
+fn wait_for_nothing(arrival: &Arrival<'_>, policy: &config::Policy, verdict: &mut Verdict) {
+    let (Admission::Admit { max_tokens }, Ok(placement)) = (&verdict.admission, &verdict.preview) else { return };
+    let runs = arrival.view.instance(placement.instance).is_none_or(|instance| instance.leased_requests > 0);
+    let size = EntrySize { tokens: token_cost(arrival.prompt_tokens, *max_tokens), bytes: arrival.bytes };
+    if runs && policy.queue.has_room(arrival.queue, size) {
+        verdict.admission = Admission::Queue { max_tokens: *max_tokens };
+    }
 }
 
 /// What a chance comes to.

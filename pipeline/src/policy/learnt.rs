@@ -1,11 +1,14 @@
-//! What the entry learns of itself: how fast its queue drains, how predictions of service time fare, and how often a predicted
-//! chance came true (SPEC A4: "its error is itself a metric").
+//! What the entry learns of itself: how fast its queue drains, how predictions of service time fare, what has come lately, and how
+//! often a predicted chance came true (SPEC A4: "its error is itself a metric").
 //!
 //! Plain meters without clock or lock. Invariants: nothing is said before there is evidence ([`GRANTS_MIN`],
 //! [`RATIOS_MIN`]); a drain that stops grows slower with every look. Cost: O(1) each. State: a few numbers, and
 //! [`BINS`] bins a tier.
 
-use crate::{ids::Micros, policy::Tier};
+use crate::{
+    ids::Micros,
+    policy::{Tier, Upcoming},
+};
 
 /// Grants from the queue before its drain is known.
 pub const GRANTS_MIN: u64 = 8;
@@ -201,6 +204,7 @@ pub struct Learnt {
     pub drain: DrainMeter,
     pub skill: SkillMeter,
     pub reliability: Reliability,
+    pub upcoming: Upcoming,
 }
 
 /// Was the deadline met?

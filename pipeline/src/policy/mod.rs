@@ -11,6 +11,7 @@
 //! | `queue` | order of what waits: weighted between tiers, even between tenants, least slack inside (SPEC A3) |
 //! | `deadline`, `outlook` | by when a request must be answered, and the chance that it is (SPEC A4) |
 //! | `harm` | who of those that run on an instance would miss its deadline by a newcomer |
+//! | `upcoming` | who of those likely to come would miss its deadline by it |
 //! | `learnt` | how fast the queue drains, and how predictions fare |
 //! | `capacity` | the fraction of an instance that a token takes, by length of request (SPEC B1) |
 //! | `bucket_plan` | the scan cut of the length axis (SPEC B3) |
@@ -40,6 +41,7 @@ mod outlook;
 mod queue;
 mod route;
 mod throttle;
+mod upcoming;
 mod variant;
 mod view;
 
@@ -61,6 +63,7 @@ pub use outlook::*;
 pub use queue::*;
 pub use route::*;
 pub use throttle::*;
+pub use upcoming::*;
 pub use variant::*;
 pub use view::*;
 
@@ -95,6 +98,7 @@ pub(crate) fn test_instance(id: u32) -> InstanceView {
         leased_requests: 0,
         fetch: FetchTimes::default(),
         bucket: None,
+        prompts: Vec::new(),
         engine: None,
     }
 }

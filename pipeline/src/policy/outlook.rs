@@ -12,7 +12,7 @@ use operators::{DecodeWork, Prediction, PrefillWork, ServiceTime};
 
 use crate::{
     ids::Micros,
-    policy::{CandidateCost, ClusterView, Deadline, QueueProfile, Ratio, Skill, Tier, TierWeights},
+    policy::{CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Skill, Tier, TierWeights},
 };
 
 /// Equally likely output lengths that stand for their distribution.
@@ -56,7 +56,7 @@ pub struct OutlookRequest<'a> {
 pub struct Chances {
     /// The latest start is when it has fallen to this share of the best that it had.
     pub start: f64,
-    /// With less, were it to start now, a start is not worth it while others can still make theirs.
+    /// With less, were it to start now, a start is not worth it while others run or can still make theirs.
     pub worth: f64,
     /// With less a request is refused.
     pub refuse: f64,
@@ -88,6 +88,8 @@ pub struct Outlook {
     pub whole_due_seconds: Option<f64>,
     /// The latest start with the chance asked for, or now; before now, if none is worth it any more.
     pub start_by: Micros,
+    /// The latest start that is worth it at all; before now, if none is any more.
+    pub worth_by: Micros,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
 }
@@ -116,7 +118,9 @@ impl Run {
         let cached_tokens = cost.hit_tokens.min(request.prompt_tokens);
         let uncached_tokens = request.prompt_tokens - cached_tokens;
         let prefill = service.prefill(&PrefillWork { uncached_tokens, cached_tokens, beside })?;
-        let before = cost.queue.seconds + cost.fetch.seconds;
+        let due = request.deadline.whole.unwrap_or(request.deadline.first_token);
+        let queue_seconds = queue_before(service, instance, (cost, beside), due);
+        let before = queue_seconds + cost.fetch.seconds;
         let first = Prediction { mean: prefill.mean + before, variance: prefill.variance };
         Some(Run {
             first,
@@ -124,7 +128,7 @@ impl Run {
             sequences: beside.saturating_add(request.sequences),
             context_tokens: engine.map_or(0, |engine| engine.context_tokens) + u64::from(request.prompt_tokens),
             skill: forecast.skill,
-            drain_seconds: cost.queue.seconds,
+            drain_seconds: queue_seconds,
         })
     }
 
@@ -150,6 +154,27 @@ impl Run {
     fn whole(&self, tokens: u32) -> Prediction {
         corrected(self.plain_whole(tokens), self.skill.whole)
     }
+}
+
+/// What prompts there go before a request that is due then. An engine computes those due first first, in chunks: so what is due
+/// after it holds it up by one at most. Where no prompt is known by its deadline, all that is queued.
+fn queue_before(
+    service: &ServiceTime,
+    instance: &InstanceView,
+    (cost, beside): (&CandidateCost, u32),
+    due: Micros,
+) -> f64 {
+    let tokens = |is_before: bool| {
+        let prompts = instance.prompts.iter().filter(|prompt| (prompt.due <= due) == is_before);
+        prompts.fold(0u32, |sum, prompt| sum.saturating_add(prompt.tokens))
+    };
+    let after = tokens(false);
+    if after == 0 {
+        return cost.queue.seconds;
+    }
+    let uncached_tokens = tokens(true).saturating_add(after.min(service.chunk_tokens));
+    let known = service.prefill(&PrefillWork { uncached_tokens, cached_tokens: 0, beside });
+    known.map_or(cost.queue.seconds, |known| known.mean.min(cost.queue.seconds))
 }
 
 /// A prediction shifted and widened by how earlier ones fared.
@@ -224,6 +249,7 @@ struct Entry {
     race: Race,
     wait: Prediction,
     longest_wait: Option<f64>,
+    worth_wait: Option<f64>,
     drain_seconds: f64,
 }
 
@@ -237,20 +263,22 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         let now = race.meet(&Prediction::default());
         // A request whose chance was never good, as that of a short one whose time cannot be told well, is late when it has lost
         // a part of it, as others are.
-        let (best, worth) = (request.best.max(now), now >= chances.worth);
-        let longest_wait = race.longest_wait(chances.start * best, 0.0).filter(|_| worth);
+        let best = request.best.max(now);
+        let worth_wait = (now >= chances.worth).then(|| race.longest_wait(chances.worth, 0.0)).flatten();
+        let longest_wait = worth_wait.and_then(|_| race.longest_wait(chances.start * best, 0.0));
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if found.as_ref().is_none_or(|other| meet > other.meet) {
-            found = Some(Entry { meet, best, race, wait, longest_wait, drain_seconds: run.drain_seconds });
+            let drain_seconds = run.drain_seconds;
+            found = Some(Entry { meet, best, race, wait, longest_wait, worth_wait, drain_seconds });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, best, race, wait, longest_wait, drain_seconds } = found?;
+    let Entry { meet, best, race, wait, longest_wait, worth_wait, drain_seconds } = found?;
     let before = wait.mean + drain_seconds;
     let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
     Some(Outlook {
@@ -262,6 +290,7 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         first_token_due_seconds: race.first.1,
         whole_due_seconds: race.whole_due_seconds(),
         start_by: longest_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
+        worth_by: worth_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })
 }

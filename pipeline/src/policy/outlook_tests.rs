@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::InstanceId,
-    policy::{BucketFit, QueueStep, Term, ViewMode, test_instance, test_policy},
+    policy::{BucketFit, PromptDue, QueueStep, Term, ViewMode, test_instance, test_policy},
 };
 
 const SECOND: i64 = 1_000_000;
@@ -111,6 +111,37 @@ fn times_chance_and_latest_start() {
     };
     assert!(after(0.8).start_by > 0 && after(1.0).start_by < 0, "it has lost a quarter of its chance already");
     assert!(of(&due(1, 2), vec![101; 8]).meet < 0.01);
+}
+
+/// Scenario: half of the lengths too long, a chance worth less than is asked for; a quarter; none, for a while.
+/// Guarantees: the latest start that is worth it comes no earlier than the latest start, and is past where none is.
+#[test]
+fn the_latest_start_that_is_worth_it() {
+    let (view, candidates) = (view(1), [cost(0, 0, 0.0)]);
+    let of = |deadline: &Deadline, lengths| {
+        let sharp = Skill { first: Ratio { mean: 0.0, variance: 1e-8 }, whole: Ratio { mean: 0.0, variance: 1e-8 } };
+        outlook(&ask(deadline, &candidates, &view), &Forecast { skill: sharp, ..forecast(lengths) }, CHANCES).unwrap()
+    };
+    let half = of(&due(1, 3), vec![50, 50, 50, 50, 500, 500, 500, 500]);
+    assert!(half.worth_by < 0, "{half:?}");
+    let most = of(&due(2, 3), vec![50, 50, 50, 50, 50, 50, 100, 100]);
+    assert!(most.worth_by > most.start_by && most.start_by > 0, "three quarters are still worth it: {most:?}");
+    let sure = of(&due(5, 10), vec![101; 8]);
+    assert!((sure.worth_by - sure.start_by).abs() < 10_000, "{sure:?}");
+}
+
+/// Scenario: a prompt of 3,000 tokens is to be computed; requests due before it, and after it.
+/// Guarantees: the first is held up by a chunk, 10 ms and 512 tokens; the second by all that routing says is queued.
+#[test]
+fn what_is_due_later_holds_up_by_a_chunk() {
+    let (mut view, candidates) = (view(1), [cost(0, 0, 0.3)]);
+    let first = |view: &ClusterView, deadline: &Deadline| {
+        outlook(&ask(deadline, &candidates, view), &forecast(vec![10; 8]), CHANCES).unwrap().first_token_seconds
+    };
+    assert!((first(&view, &due(4, 9)) - 0.42).abs() < 1e-6, "all that is queued, where nothing is known of it");
+    view.instances[0].prompts = vec![PromptDue { due: 8 * SECOND, tokens: 3000 }];
+    assert!((first(&view, &due(4, 7)) - (0.12 + 0.0612)).abs() < 1e-6, "{}", first(&view, &due(4, 7)));
+    assert!((first(&view, &due(4, 9)) - 0.42).abs() < 1e-6);
 }
 
 /// Scenario: an instance with 20 s before it and budgets that 12 s of that, or all of it, would break.

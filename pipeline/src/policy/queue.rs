@@ -127,6 +127,8 @@ pub struct Waiting<T> {
     pub since: Micros,
     /// Latest start with which it can make its deadline; `None`: it has none, or nothing is predicted.
     pub start_by: Option<Micros>,
+    /// Latest start that is worth it beside others; `None`: any is. The queue's order does not depend on it.
+    pub worth_by: Option<Micros>,
     pub item: T,
 }
 
@@ -220,8 +222,11 @@ impl<T> FairQueue<T> {
         Ok(ticket)
     }
 
-    /// Changes the latest start of an entry that still waits.
-    pub fn retime(&mut self, ticket: Ticket, start_by: Option<Micros>) {
+    /// Changes the latest starts of an entry that still waits.
+    pub fn retime(&mut self, ticket: Ticket, start_by: Option<Micros>, worth_by: Option<Micros>) {
+        if let Some(waiting) = self.entries.get_mut(&ticket) {
+            waiting.worth_by = worth_by;
+        }
         if self.entries.get(&ticket).is_none_or(|waiting| waiting.start_by == start_by) {
             return;
         }

@@ -64,8 +64,18 @@ pub struct InstanceView {
     pub fetch: FetchTimes,
     /// Its place in the bucket plan of its model; `None`: there is no plan, or it is not in it yet.
     pub bucket: Option<BucketSeat>,
+    /// Prompts sent there that have not drawn a token, of requests with deadlines that count; the gateway's own truth.
+    pub prompts: Vec<PromptDue>,
     /// From the engine's last step; `None` until it reported one.
     pub engine: Option<EngineView>,
+}
+
+/// A prompt to be computed, and by when its request must be whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptDue {
+    pub due: Micros,
+    /// Without those that were cached.
+    pub tokens: u32,
 }
 
 /// Seconds to bring the KV of one token into L1, by the level that holds it (see [`KV_LEVELS`]; L1's own place is not read).

@@ -53,6 +53,14 @@ pub struct SeatRow {
     pub foreign_tokens: u64,
 }
 
+/// A prompt that an instance has to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptDueRow {
+    pub instance: u32,
+    pub due_us: i64,
+    pub tokens: u32,
+}
+
 /// Cached prefix believed of one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HitRow {
@@ -131,6 +139,7 @@ pub struct PolicyInputRow {
     pub skill: Option<Vec<f64>>,
     pub queue_steps: Option<Vec<QueueStepRow>>,
     pub bucket_seats: Option<Vec<SeatRow>>,
+    pub prompts_due: Option<Vec<PromptDueRow>>,
     pub spared: Option<Vec<u32>>,
 }
 row!(PolicyInputRow => PolicyInputs);

@@ -86,6 +86,14 @@ fn seat() -> Fields {
     ])
 }
 
+fn prompt_due() -> Fields {
+    Fields::from(vec![
+        number("instance", DataType::UInt32, "", "instance"),
+        number("due_us", DataType::Int64, "us", "by when its request must be whole, from the Unix epoch"),
+        number("tokens", DataType::UInt32, "tokens", "of it that were not cached"),
+    ])
+}
+
 fn list(name: &str, item: DataType, comment: &str) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new("item", item, false))), false)
         .with_metadata(HashMap::from([("comment".to_string(), comment.to_string())]))
@@ -167,6 +175,11 @@ pub(super) fn policy_inputs() -> Vec<Field> {
             "bucket_seats",
             DataType::Struct(seat()),
             "places of the instances in the bucket plan; NULL: none",
+        )),
+        optional(list(
+            "prompts_due",
+            DataType::Struct(prompt_due()),
+            "prompts to be computed, of requests with deadlines that count; NULL: none",
         )),
         optional(list(
             "spared",

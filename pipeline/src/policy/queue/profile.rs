@@ -94,7 +94,9 @@ mod tests {
             let tier = if number % 5 == 0 { Tier::Low } else { Tier::High };
             let size = EntrySize { tokens: 100, bytes: 0 };
             let start_by = Some(1000 + number);
-            queue.push(Waiting { tier, tenant: "ann".into(), size, since: 0, start_by, item: () }).unwrap();
+            queue
+                .push(Waiting { tier, tenant: "ann".into(), size, since: 0, start_by, worth_by: None, item: () })
+                .unwrap();
         }
         let profile = queue.profile();
         assert!(profile.tiers.iter().all(|steps| steps.len() <= STEPS + 1));

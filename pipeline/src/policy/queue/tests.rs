@@ -11,7 +11,7 @@ const TENANTS: [&str; 3] = ["ann", "bob", "eve"];
 
 fn entry(tier: Tier, tokens: u64, since: Micros) -> Waiting<usize> {
     let size = EntrySize { tokens, bytes: 1 };
-    Waiting { tier, tenant: "ann".into(), size, since, start_by: None, item: 0 }
+    Waiting { tier, tenant: "ann".into(), size, since, start_by: None, worth_by: None, item: 0 }
 }
 
 fn of(tenant: &str, item: usize, start_by: Option<Micros>) -> Waiting<usize> {
@@ -79,10 +79,10 @@ fn tenants_of_a_tier_share_it_evenly() {
 fn least_slack_goes_first_and_the_late_last() {
     let mut queue = FairQueue::new(&test_policy().queue);
     let tickets = [None, Some(900), Some(300), Some(600)].map(|start| queue.push(of("ann", 0, start)).unwrap());
-    queue.retime(tickets[3], Some(100));
+    queue.retime(tickets[3], Some(100), None);
     assert_eq!(queue.peek(50, STEP).unwrap().0, tickets[3], "its slack is the least now");
     assert_eq!(queue.peek(400, STEP).unwrap().0, tickets[1], "two are late");
-    queue.retime(tickets[2], Some(700));
+    queue.retime(tickets[2], Some(700), None);
     assert_eq!(
         queue.peek(400, STEP).unwrap().0,
         tickets[2],
@@ -289,6 +289,7 @@ proptest! {
                         size: EntrySize { tokens, bytes: tokens * 2 },
                         since: now,
                         start_by: slack.map(|slack| now + slack),
+                        worth_by: None,
                         item: tickets.len(),
                     };
                     twin.enter(&waiting, &late);
@@ -316,7 +317,7 @@ proptest! {
                 }
                 Act::Retime { which, slack } if !tickets.is_empty() => {
                     let (item, start_by) = (which % tickets.len(), slack.map(|slack| now + slack));
-                    queue.retime(tickets[item], start_by);
+                    queue.retime(tickets[item], start_by, None);
                     let place = twin.waiting.iter().position(|(_, w)| w.item == item);
                     if let Some(place) = place && twin.waiting[place].1.start_by != start_by {
                         twin.waiting[place].1.start_by = start_by;

@@ -174,6 +174,32 @@ async fn no_lease_makes_another_late() {
     assert!(matches!(again, Err(RouteRejection::NoRoom { .. })), "{again:?}");
 }
 
+/// Scenario: nine seconds are predicted, and two requests have eight: one comes to an idle fleet, the other while one runs.
+/// Guarantees: the first starts at once; the second waits, though there is room, and starts when nothing runs.
+#[tokio::test]
+async fn what_can_hardly_make_it_starts_where_nothing_runs() {
+    let pace = Arc::new(Semaphore::new(0));
+    let speaker = Arc::new(Speaker { pace: Some(pace.clone()), ..Speaker::new("abcdef") });
+    let kit = Kit::new(defaults(), vec![speaker.clone()]);
+    *kit.views.predicted.lock().unwrap() = slow();
+    let tight = [("x-evenkeel-deadline-ms", "8000")];
+    let (first, second) = tokio::join!(send(&kit, &tight), async {
+        kit.until("the first is dispatched", || speaker.live.load(Ordering::SeqCst) == 1).await;
+        let frees = async {
+            kit.until("the second is queued", || kit.gateway.dispatcher.queue_load().requests == 1).await;
+            assert_eq!(speaker.calls.lock().unwrap().len(), 1, "there is room, and it is not taken");
+            pace.add_permits(100);
+        };
+        let (second, ()) = tokio::join!(send(&kit, &tight), frees);
+        second
+    });
+    assert_eq!((first.status, second.status), (StatusCode::OK, StatusCode::OK));
+    let decisions = kit.rows.decisions.lock().unwrap();
+    let seen: Vec<_> = decisions.iter().map(|row| row.outcome.as_str()).collect();
+    assert_eq!(seen, ["admit", "queue", "admit"]);
+    assert!(decisions.iter().all(|row| (0.1..0.5).contains(&row.meet_probability.unwrap())), "{decisions:?}");
+}
+
 /// Scenario: a stated budget and a tier's target.
 /// Guarantees: the engine is told the latest start of both, and the time to drop the first, from its arrival on.
 #[tokio::test]

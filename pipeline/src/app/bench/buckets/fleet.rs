@@ -223,6 +223,7 @@ impl Fleet<'_> {
             leased_requests: (instance.running.len() + instance.waiting.len()) as u32,
             fetch: FetchTimes::default(),
             bucket: seat(*id, instance.foreign_tokens),
+            prompts: Vec::new(),
             engine: Some(EngineView {
                 running: instance.running.len() as u32,
                 waiting: instance.waiting.len() as u32,

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
 use serde_json::json;
@@ -64,7 +64,11 @@ pub(super) async fn measure(quick: bool) -> anyhow::Result<Report> {
             }
             tokio::time::sleep(SETTLE).await;
             beside.extend(round((&client, &serve), &question, requests).await?);
-            ensure!(heavy.try_join_next().is_none(), "a heavy query ended before its round");
+            if let Some(ended) = heavy.try_join_next() {
+                let answer = ended?.context("a heavy query")?;
+                let (status, said) = (answer.status(), answer.text().await.unwrap_or_default());
+                bail!("a heavy query ended before its round: {status} {said}");
+            }
             heavy.shutdown().await;
             tokio::time::sleep(SETTLE).await;
         }
