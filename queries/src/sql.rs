@@ -120,6 +120,9 @@ impl SqlEngine {
     pub fn new(limits: SqlLimits, tables: impl Into<TableSource>, runtime: tokio::runtime::Handle) -> SqlEngine {
         let mut config = SessionConfig::new()
             .with_target_partitions(2)
+            // Dealing batches out in turns holds them back only when both takers have some: where one gets no time, its batches pile up
+            // until the query has no memory left. Tables come in partitions of their own.
+            .with_round_robin_repartition(false)
             .with_information_schema(true)
             // A union of tables has another schema metadata before than after it is planned; columns are what counts.
             .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)

@@ -38,9 +38,9 @@ use crate::{
     dataflow::ForecastRequest,
     ids::{InstanceId, Micros, ProcessEpoch, micros},
     policy::{
-        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, InstanceView, Learnt, Newcomer, Pace, Placement, PromptQueue,
-        PrefixReading, QueueLoad, RouteConfig, RouteRejection, RouteRequest, Skill, Stay, ThrottleState, Ticket, Tier,
-        Waiting, harms, press, route, token_cost,
+        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, InstanceView, Learnt, Newcomer, Pace, Placement,
+        PrefixReading, PromptQueue, QueueLoad, RouteConfig, RouteRejection, RouteRequest, Skill, Stay, ThrottleState,
+        Ticket, Tier, Waiting, harms, press, route, token_cost,
     },
     rows::{FaultRow, PolicyInputRow, SloReliabilityRow},
 };
@@ -69,6 +69,8 @@ pub struct Demand {
     pub since: Micros,
     /// What its deadline asks of an instance's time, if it has one that counts.
     pub due: Option<Due>,
+    /// What predictors said of it when it came.
+    pub known: Arc<Forecast>,
     /// Memory it holds while it waits.
     pub bytes: u64,
     /// Variants of the model that may serve it, best first.
@@ -404,11 +406,10 @@ impl Dispatcher {
         let instance = reading.view.instance(entry.id);
         let cost = placement.candidates.iter().find(|cost| cost.instance == entry.id);
         let (false, Some(instance), Some(cost)) = (claims.is_empty(), instance, cost) else { return false };
-        let of = (demand.tenant.as_ref(), demand.tenant_class);
-        let known = self.forecast(&demand.model, (&reading.view, reading.now), of, demand.prompt_tokens).forecast;
         let learnt = self.group(&demand.model).learnt();
         let overall = learnt.skill.overall();
-        let Some((pace, stay)) = pace_with(instance, (demand.sequences, due.tokens), (cost, &known), overall) else {
+        let Some((pace, stay)) = pace_with(instance, (demand.sequences, due.tokens), (cost, &demand.known), overall)
+        else {
             return false;
         };
         let prefill_seconds = cost.prefill.seconds + cost.fetch.seconds;
@@ -555,7 +556,8 @@ fn pace_with(
         service.decode(&work).map(|time| time.mean * factor)
     };
     // A token of a full chunk.
-    let prefill = |uncached_tokens| service.prefill(&PrefillWork { uncached_tokens, cached_tokens: 0, beside: running });
+    let prefill =
+        |uncached_tokens| service.prefill(&PrefillWork { uncached_tokens, cached_tokens: 0, beside: running });
     let token_seconds = prefill(service.chunk_tokens)?.mean / f64::from(service.chunk_tokens.max(1));
     let pace = Pace {
         step_seconds: step(running)?,

@@ -14,8 +14,8 @@ use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
         Asked, Backlog, BucketSeat, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens,
-        PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk, ThrottleState,
-        ThrottleStep, Tier, ViewMode, lot_of,
+        PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk,
+        ThrottleState, ThrottleStep, Tier, ViewMode, lot_of,
     },
     rows::{HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow, ServiceInputRow},
 };

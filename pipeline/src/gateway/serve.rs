@@ -199,10 +199,10 @@ impl Case {
     }
 
     /// What its deadline asks of an instance's time: by when it is due, at the length expected of it.
-    fn due(&self, demand: &Demand, reading: &ForecastReading) -> Option<Due> {
+    fn due(&self, demand: &Demand) -> Option<Due> {
         let slo = self.slo.as_ref().filter(|slo| slo.model.policy.deadline.mode == Mode::On)?;
         let SloCase { seen, sequences, .. } = slo;
-        let lengths = &reading.forecast.lengths[usize::from(demand.tier.number())];
+        let lengths = &demand.known.lengths[usize::from(demand.tier.number())];
         let most = demand.max_tokens / (*sequences).max(1);
         let expected =
             lengths.iter().map(|length| u64::from((*length).min(most))).sum::<u64>() / lengths.len().max(1) as u64;
@@ -302,6 +302,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         start_by: None,
         worth_by: None,
         due: None,
+        known: Arc::default(),
         since: case.recorder.arrived_at(),
         bytes: ask.bytes,
         variants: Vec::new().into(),
@@ -309,7 +310,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         max_tokens: ask.max_tokens,
         hashes: Arc::new(ask.hashes),
     };
-    let reading = ArrivalReading {
+    let mut reading = ArrivalReading {
         now,
         prefixes: gateway.dispatcher.prefixes(&pressure.view, &demand),
         view: pressure.view.clone(),
@@ -337,9 +338,10 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     case.max_tokens = demand.max_tokens;
     case.predicted_hit_tokens = verdict.predicted_hit_tokens.unwrap_or(0);
     case.turns = ask.turns;
-    case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, reading.lot));
+    demand.known = Arc::new(std::mem::take(&mut reading.forecast.forecast));
+    case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, (reading.lot, now)));
     (demand.start_by, demand.worth_by) = (case.start_by(), case.worth_by());
-    demand.due = case.due(&demand, &reading.forecast);
+    demand.due = case.due(&demand);
     if let Some(came) = case.came(&demand, verdict.candidates()) {
         gateway.dispatcher.learn(model, |learnt| learnt.upcoming.came(came));
     }
@@ -518,6 +520,7 @@ impl Plans<'_> {
                     // It has begun: what it was worth is decided.
                     worth_by: None,
                     since: self.demand.since,
+                    known: self.demand.known.clone(),
                     due: self.demand.due.map(|due| Due { sequences: 1, ..due }),
                     bytes: 0,
                     variants: self.demand.variants.clone(),

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     ids::Micros,
-    policy::{Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Wait, outlook},
+    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Wait, outlook},
     rows::{SloReliabilityRow, SloRow},
 };
 
@@ -51,6 +51,8 @@ pub struct SloCase {
     /// Decides whether a would-be refusal is let through to see.
     pub lot: f64,
     pub wait_us: Micros,
+    /// What predictors said when it came, and when that was.
+    known: (Micros, Arc<Forecast>),
     start: Option<Start>,
 }
 
@@ -63,16 +65,23 @@ struct Start {
 }
 
 impl SloCase {
-    pub fn new(seen: SloSeen, demand: &Demand, lot: f64) -> Self {
+    /// `demand` came `at` then.
+    pub fn new(seen: SloSeen, demand: &Demand, (lot, at): (f64, Micros)) -> Self {
         let (model, tier, sequences) = (demand.model.clone(), demand.tier, demand.sequences);
-        Self { seen, model, tier, sequences, lot, wait_us: 0, start: None }
+        Self { seen, model, tier, sequences, lot, wait_us: 0, known: (at, demand.known.clone()), start: None }
     }
 
     /// It got its lease; what it takes from here is predicted once more, to be compared.
     pub fn started(&mut self, gateway: &Gateway, grant: &Grant, (tenant, class): (&str, Tier)) {
         let (reading, policy) = (&grant.reading, &self.model.policy);
-        let look = (reading.view.as_ref(), reading.now);
-        let forecast = gateway.dispatcher.forecast(&self.model, look, (tenant, class), reading.prompt_tokens);
+        // What it was placed by on arrival is not asked for again.
+        let (read_at, known) = &self.known;
+        let known = if *read_at == reading.now {
+            known.clone()
+        } else {
+            let look = (reading.view.as_ref(), reading.now);
+            Arc::new(gateway.dispatcher.forecast(&self.model, look, (tenant, class), reading.prompt_tokens).forecast)
+        };
         let chosen = grant.placement.candidates.iter().find(|cost| cost.instance == grant.instance);
         let candidates = chosen.map(std::slice::from_ref).unwrap_or_default();
         let request = OutlookRequest {
@@ -87,8 +96,8 @@ impl SloCase {
             view: &reading.view,
             wait: Wait::None,
         };
-        let run = chosen.and_then(|cost| Run::of(&request, cost, &forecast.forecast));
-        let found = outlook(&request, &forecast.forecast, policy.deadline.chances(self.tier));
+        let run = chosen.and_then(|cost| Run::of(&request, cost, &known));
+        let found = outlook(&request, &known, policy.deadline.chances(self.tier));
         self.start = Some(Start { at: reading.now, run, meet: found.map(|outlook| outlook.meet) });
     }
 

@@ -154,6 +154,16 @@ fn memory_is_bounded() {
     assert_eq!(f.ask("SELECT count FROM faults").unwrap().rows(), 3);
 }
 
+/// Scenario: a query over a source of one partition, whose rows several tasks could take in turns.
+/// Guarantees: they do not. Where one of them got no time, its batches would pile up until the query had no memory left.
+#[test]
+fn batches_do_not_pile_up_for_a_task_without_time() {
+    let f = Fixture::new(limits());
+    let plan = f.ask("explain select count(distinct value % 5003) from generate_series(1, 100000000)").unwrap();
+    let text = arrow::util::pretty::pretty_format_batches(&plan.batches).unwrap().to_string();
+    assert!(text.contains("AggregateExec") && !text.contains("RoundRobin"), "{text}");
+}
+
 /// Scenario: two statements in one, none, and one that does not end.
 /// Guarantees: each is a parse error, none panics.
 #[test]

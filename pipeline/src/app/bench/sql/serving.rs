@@ -25,8 +25,8 @@ use crate::app::{
 
 /// Heavy queries at once.
 const HEAVY: usize = 8;
-/// Runs for longer than a round.
-const QUERY: &str = "select count(distinct value % 100003) from generate_series(1, 100000000000)";
+/// Runs for longer than a round, within its share of the memory.
+const QUERY: &str = "select count(distinct value % 5003) from generate_series(1, 100000000000)";
 const IN_FLIGHT: usize = 4;
 const BLOCK_SIZE: usize = 16;
 /// Until the queries of a round run, and until they have ended after it.
