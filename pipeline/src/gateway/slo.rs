@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     ids::Micros,
-    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Wait, outlook},
+    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Wait, chance},
     rows::{SloReliabilityRow, SloRow},
 };
 
@@ -73,7 +73,7 @@ impl SloCase {
 
     /// It got its lease; what it takes from here is predicted once more, to be compared.
     pub fn started(&mut self, gateway: &Gateway, grant: &Grant, (tenant, class): (&str, Tier)) {
-        let (reading, policy) = (&grant.reading, &self.model.policy);
+        let reading = &grant.reading;
         // What it was placed by on arrival is not asked for again.
         let (read_at, known) = &self.known;
         let known = if *read_at == reading.now {
@@ -97,8 +97,8 @@ impl SloCase {
             wait: Wait::None,
         };
         let run = chosen.and_then(|cost| Run::of(&request, cost, &known));
-        let found = outlook(&request, &known, policy.deadline.chances(self.tier));
-        self.start = Some(Start { at: reading.now, run, meet: found.map(|outlook| outlook.meet) });
+        let meet = run.as_ref().map(|run| chance(run, &request, &known));
+        self.start = Some(Start { at: reading.now, run, meet });
     }
 
     fn margin(&self, recorder: &Recorder, (end, now): (SloEnd, Micros)) -> Option<Micros> {

@@ -15,10 +15,12 @@ use crate::{
     policy::{CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Skill, Tier, TierWeights},
 };
 
+/// A wait longer than any.
+const FOREVER_SECONDS: f64 = 1e9;
 /// Equally likely output lengths that stand for their distribution.
 pub const LENGTHS: usize = 8;
-/// Halvings in the search for the latest start.
-const HALVINGS: usize = 24;
+/// Halvings in the search for the latest start: of a minute, to within four milliseconds.
+const HALVINGS: usize = 14;
 
 /// What predictors say for one request.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -88,7 +90,8 @@ pub struct Outlook {
     pub whole_due_seconds: Option<f64>,
     /// The latest start with the chance asked for, or now; before now, if none is worth it any more.
     pub start_by: Micros,
-    /// The latest start that is worth it at all; before now, if none is any more.
+    /// The latest start that is worth it at all; before now, if none is any more. Told of stated deadlines only: others are always
+    /// worth it.
     pub worth_by: Micros,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
@@ -253,6 +256,12 @@ struct Entry {
     drain_seconds: f64,
 }
 
+/// The chance of a request that starts now, as this run.
+pub fn chance(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> f64 {
+    let lengths = &forecast.lengths[usize::from(request.tier.number())];
+    Race::of(run, request, lengths).meet(&Prediction::default())
+}
+
 /// What is to be expected of a request. `None`: nothing is known of any candidate.
 pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chances) -> Option<Outlook> {
     let lengths = &forecast.lengths[usize::from(request.tier.number())];
@@ -264,8 +273,13 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         // A request whose chance was never good, as that of a short one whose time cannot be told well, is late when it has lost
         // a part of it, as others are.
         let best = request.best.max(now);
-        let worth_wait = (now >= chances.worth).then(|| race.longest_wait(chances.worth, 0.0)).flatten();
-        let longest_wait = worth_wait.and_then(|_| race.longest_wait(chances.start * best, 0.0));
+        let is_worth_it = now >= chances.worth;
+        let worth_wait = match (is_worth_it, request.deadline.is_stated) {
+            (true, true) => race.longest_wait(chances.worth, 0.0),
+            (true, false) => Some(FOREVER_SECONDS),
+            (false, _) => None,
+        };
+        let longest_wait = is_worth_it.then(|| race.longest_wait(chances.start * best, 0.0)).flatten();
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
