@@ -232,7 +232,7 @@ async fn limits_of_a_key_name_their_field() {
         (response.status().as_u16(), response.text().await.unwrap())
     };
     let three = "select * from generate_series(1, 3)";
-    let groups = "select value, count(*) from generate_series(1, 3000000) group by value";
+    let groups = "select value % 2999999 as v, count(*) from generate_series(1, 3000000) group by v";
     let forever = "select sum(value) from generate_series(1, 100000000000)";
     for (query, status, field) in [
         (three, 413, "server.keys.sql.rows_max"),
