@@ -401,7 +401,7 @@ impl Dispatcher {
         entry: &InstanceEntry,
         (placement, reading): (&Placement, &PlaceReading),
     ) -> bool {
-        let Some(due) = demand.due else { return false };
+        let Some(due) = demand.due.filter(|_| !demand.known.services.is_empty()) else { return false };
         let claims = entry.leases.claims.read();
         let instance = reading.view.instance(entry.id);
         let cost = placement.candidates.iter().find(|cost| cost.instance == entry.id);
@@ -562,7 +562,10 @@ fn pace_with(
     let pace = Pace {
         step_seconds: step(running)?,
         next_step_seconds: step(running.saturating_add(more))?,
-        prompts: PromptQueue::new(instance.prompts.clone(), token_seconds),
+        prompts: match instance.prompts.is_empty() {
+            true => PromptQueue::before_all(cost.queue.seconds),
+            false => PromptQueue::new(instance.prompts.clone(), token_seconds),
+        },
     };
     let seconds = cost.queue.seconds + f64::from(tokens) * pace.next_step_seconds;
     let alone_step_seconds = service.decode(&DecodeWork { tokens: 1, sequences: 1, context_tokens: 0 })?.mean;

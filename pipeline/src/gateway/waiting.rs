@@ -3,7 +3,7 @@
 //!
 //! Invariant: what a refusal, or a trial in its place, was decided from is a row; a look that changes nothing but the order in
 //! the queue is none. Bound: `policy.queue.wait_max`. Cost: one look at views and cache index each [`RECONSIDER`] in which the
-//! views have changed.
+//! views have changed, and a few more as its time runs out.
 
 use std::{sync::Arc, time::Duration};
 

@@ -39,6 +39,11 @@ impl PromptQueue {
         PromptQueue { until: seconds.collect() }
     }
 
+    /// So many seconds before everybody: of an engine that computes prompts in another order.
+    pub fn before_all(seconds: f64) -> PromptQueue {
+        PromptQueue { until: vec![(Micros::MIN, seconds)] }
+    }
+
     /// Seconds of the prompts due until then.
     pub fn seconds(&self, due: Micros) -> f64 {
         let count = self.until.partition_point(|(other, _)| *other <= due);
@@ -112,7 +117,7 @@ mod tests {
         let of = |due, tokens| PromptDue { due, tokens };
         let queue = PromptQueue::new(vec![of(30, 300), of(10, 100), of(20, 200)], 0.5);
         assert_eq!([9, 10, 25, 30].map(|due| queue.seconds(due)), [0.0, 50.0, 150.0, 300.0]);
-        assert_eq!(PromptQueue::default().seconds(9), 0.0);
+        assert_eq!((PromptQueue::default().seconds(9), PromptQueue::before_all(3.0).seconds(-9)), (0.0, 3.0));
     }
 
     proptest! {

@@ -64,7 +64,8 @@ pub struct InstanceView {
     pub fetch: FetchTimes,
     /// Its place in the bucket plan of its model; `None`: there is no plan, or it is not in it yet.
     pub bucket: Option<BucketSeat>,
-    /// Prompts sent there that have not drawn a token, of requests with deadlines that count; the gateway's own truth.
+    /// Prompts sent there that have not drawn a token, of requests with deadlines that count; the gateway's own truth. Empty for an
+    /// engine that does not compute those due first first.
     pub prompts: Vec<PromptDue>,
     /// From the engine's last step; `None` until it reported one.
     pub engine: Option<EngineView>,

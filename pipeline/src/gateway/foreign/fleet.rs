@@ -158,7 +158,8 @@ impl Fleet {
                 ..EngineView::default()
             }
         });
-        entry.view(engine, None)
+        // They compute prompts in an order of their own.
+        InstanceView { prompts: Vec::new(), ..entry.view(engine, None) }
     }
 }
 
