@@ -19,7 +19,6 @@ use std::{
     time::Duration,
 };
 
-use operators::{DecodeWork, PrefillWork};
 use tokio::sync::oneshot;
 
 use super::{
@@ -36,11 +35,10 @@ use super::{
 use crate::{
     config::Recorded,
     dataflow::ForecastRequest,
-    ids::{InstanceId, Micros, ProcessEpoch, micros},
+    ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
-        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, InstanceView, Learnt, Newcomer, Pace, Placement,
-        PrefixReading, PromptQueue, QueueLoad, RouteConfig, RouteRejection, RouteRequest, Skill, Stay, ThrottleState,
-        Ticket, Tier, Waiting, harms, press, route, token_cost,
+        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, Learnt, Placement, PrefixReading, QueueLoad,
+        RouteConfig, RouteRejection, RouteRequest, ThrottleState, Ticket, Tier, Waiting, press, route, token_cost,
     },
     rows::{FaultRow, PolicyInputRow, SloReliabilityRow},
 };
@@ -393,35 +391,6 @@ impl Dispatcher {
         Ok(Grant { instance, epoch, client, lease, placement, reading })
     }
 
-    /// Whether requests that run on the instance chosen, or as many as it counts for of those likely to come, would miss their
-    /// deadlines by this one. What is not known does no harm; nor does what has waited long enough harm those that have not come.
-    fn would_harm(
-        &self,
-        demand: &Demand,
-        entry: &InstanceEntry,
-        (placement, reading): (&Placement, &PlaceReading),
-    ) -> bool {
-        let Some(due) = demand.due.filter(|_| !demand.known.services.is_empty()) else { return false };
-        let claims = entry.leases.claims.read();
-        let instance = reading.view.instance(entry.id);
-        let cost = placement.candidates.iter().find(|cost| cost.instance == entry.id);
-        let (false, Some(instance), Some(cost)) = (claims.is_empty(), instance, cost) else { return false };
-        let learnt = self.group(&demand.model).learnt();
-        let overall = learnt.skill.overall();
-        let Some((pace, stay)) = pace_with(instance, (demand.sequences, due.tokens), (cost, &demand.known), overall)
-        else {
-            return false;
-        };
-        let prefill_seconds = cost.prefill.seconds + cost.fetch.seconds;
-        if harms(&claims, reading.now, &pace, &Newcomer { due: due.at, prefill_seconds }) > 0 {
-            return true;
-        }
-        let instances = reading.view.instances.iter().filter(|instance| instance.is_ready).count();
-        let stay = Stay { instances, seconds: stay.seconds + prefill_seconds, ..stay };
-        let has_aged = reading.now - demand.since >= micros(demand.model.policy.queue.aging);
-        !has_aged && learnt.upcoming.price(reading.now, &pace, &stay) >= 1.0
-    }
-
     /// Puts a request into its model's queue and says what it held before; no place if it is full.
     pub fn enqueue(self: &Arc<Self>, demand: Demand) -> (QueueLoad, Option<QueuePlace>) {
         let (grant, granted) = oneshot::channel();
@@ -536,40 +505,6 @@ impl Dispatcher {
     pub async fn wait_for_change(&self) {
         let _ = tokio::time::timeout(LOOK_AGAIN, self.deps.directory.changed()).await;
     }
-}
-
-/// An instance's pace as it is and with so many more sequences of so many tokens, by the service times of its variant and how their
-/// predictions fared, and what their stay is, but for the prompt. `None`: not known.
-fn pace_with(
-    instance: &InstanceView,
-    (more, tokens): (u32, u32),
-    (cost, known): (&CandidateCost, &Forecast),
-    skill: Skill,
-) -> Option<(Pace, Stay)> {
-    let (_, service) = known.services.iter().find(|(variant, _)| **variant == *instance.variant)?;
-    let engine = instance.engine.as_ref()?;
-    let running = engine.running.saturating_add(engine.waiting).max(instance.leased_requests);
-    // Steps that prompts share take longer than those that only decode; who came late taught by how much.
-    let factor = libm::exp(skill.whole.mean).max(1.0);
-    let step = |sequences: u32| {
-        let work = DecodeWork { tokens: 1, sequences, context_tokens: engine.context_tokens };
-        service.decode(&work).map(|time| time.mean * factor)
-    };
-    // A token of a full chunk.
-    let prefill =
-        |uncached_tokens| service.prefill(&PrefillWork { uncached_tokens, cached_tokens: 0, beside: running });
-    let token_seconds = prefill(service.chunk_tokens)?.mean / f64::from(service.chunk_tokens.max(1));
-    let pace = Pace {
-        step_seconds: step(running)?,
-        next_step_seconds: step(running.saturating_add(more))?,
-        prompts: match instance.prompts.is_empty() {
-            true => PromptQueue::before_all(cost.queue.seconds),
-            false => PromptQueue::new(instance.prompts.clone(), token_seconds),
-        },
-    };
-    let seconds = cost.queue.seconds + f64::from(tokens) * pace.next_step_seconds;
-    let alone_step_seconds = service.decode(&DecodeWork { tokens: 1, sequences: 1, context_tokens: 0 })?.mean;
-    Some((pace, Stay { running, more, seconds, alone_step_seconds, instances: 1 }))
 }
 
 /// What routing says to a reading.

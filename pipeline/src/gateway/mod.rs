@@ -15,6 +15,7 @@
 //! | `queue_place` | a place in a queue, held by who waits |
 //! | `instances` | instances, their clients, and the directory of them |
 //! | `leases`, `claims`, `load_order` | what is in flight on each; what its deadlines ask; who has the fewest |
+//! | `newcomer` | what a request would do to others on the instance chosen |
 //! | `recorder` | one account a request: rows, metrics and log lines |
 //! | `trace` | the sender's trace, and the story of a request that becomes spans |
 //! | `foreign` | engines of others behind the same policies, their answers relayed |
@@ -46,6 +47,7 @@ pub mod leases;
 pub mod load_order;
 pub mod metrics;
 mod models;
+mod newcomer;
 mod output;
 pub mod params;
 pub mod parse;
