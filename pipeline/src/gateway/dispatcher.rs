@@ -86,6 +86,11 @@ impl Demand {
     pub fn size(&self) -> EntrySize {
         EntrySize { tokens: token_cost(self.prompt_tokens, self.max_tokens), bytes: self.bytes }
     }
+
+    /// May it start where something runs?
+    fn may_run_beside(&self, now: Micros) -> bool {
+        self.worth_by.is_none_or(|by| by >= now)
+    }
 }
 
 /// An incarnation that failed this request.
@@ -319,12 +324,11 @@ impl Dispatcher {
         let is_failed = |entry: &&Arc<super::instances::InstanceEntry>| {
             failed.iter().any(|f| f.instance == entry.id && f.epoch == entry.epoch)
         };
-        let is_worth_it = demand.worth_by.is_none_or(|by| by >= self.deps.clock.now());
+        let may_run_beside = demand.may_run_beside(self.deps.clock.now());
         // The views may lag behind the directory: what has no client now is left out, too.
         let mut excluded: Vec<InstanceId> = directory
             .iter()
-            .filter(|entry| is_failed(entry) || entry.state != InstanceState::Ready || entry.client.is_none())
-            .chain(directory.iter().filter(|entry| !is_worth_it && entry.leases.requests() > 0))
+            .filter(|entry| is_failed(entry) || !entry.is_open() || !(may_run_beside || entry.is_idle()))
             .map(|entry| entry.id)
             .collect();
         let route = &demand.model.policy.route;
@@ -471,7 +475,7 @@ impl Dispatcher {
     fn first_with_a_place(&self, heads: &[(Ticket, Demand)]) -> Option<(Ticket, Grant)> {
         let mut full: Vec<InstanceId> = Vec::new();
         for (ticket, demand) in heads {
-            if self.waits_for_nothing(demand) {
+            if self.waits_for_idle(demand) {
                 continue;
             }
             if !full.is_empty() && self.would_go_to(demand).is_none_or(|instance| full.contains(&instance)) {
@@ -489,10 +493,10 @@ impl Dispatcher {
     }
 
     /// It is not worth a start beside others, and something runs everywhere.
-    fn waits_for_nothing(&self, demand: &Demand) -> bool {
-        let is_worth_it = demand.worth_by.is_none_or(|by| by >= self.deps.clock.now());
-        !is_worth_it
-            && self.deps.directory.load().iter().all(|entry| entry.client.is_none() || entry.leases.requests() > 0)
+    fn waits_for_idle(&self, demand: &Demand) -> bool {
+        let serves = |entry: &&Arc<InstanceEntry>| entry.is_open() && *entry.model == *demand.model.name();
+        !demand.may_run_beside(self.deps.clock.now())
+            && !self.deps.directory.load().iter().filter(serves).any(|entry| entry.is_idle())
     }
 
     fn would_go_to(&self, demand: &Demand) -> Option<InstanceId> {

@@ -163,6 +163,16 @@ pub struct InstanceEntry {
 }
 
 impl InstanceEntry {
+    /// Takes requests, and there is something to talk to.
+    pub fn is_open(&self) -> bool {
+        self.state == InstanceState::Ready && self.client.is_some()
+    }
+
+    /// Nothing is leased on it.
+    pub fn is_idle(&self) -> bool {
+        self.leases.requests() == 0
+    }
+
     /// As policies see it, with its engine's figures and its place in a bucket plan.
     pub fn view(&self, engine: Option<EngineView>, bucket: Option<BucketSeat>) -> InstanceView {
         InstanceView {

@@ -72,11 +72,10 @@ pub struct SloSeen {
 }
 
 impl SloSeen {
-    /// Latest start that is worth it beside others; `None`: any is. A late answer is worth nothing only to who said so; and
-    /// what is let through to see is let through.
+    /// Latest start that is worth it beside others; `None`: any is. What is let through to see is let through.
     pub fn worth_by(&self, config: &DeadlineConfig) -> Option<Micros> {
-        let counts = config.mode == config::Mode::On && self.deadline.is_stated && !self.is_trial;
-        self.outlook.filter(|_| counts).map(|outlook| outlook.worth_by)
+        let counts = config.mode == config::Mode::On && !self.is_trial;
+        self.outlook.filter(|_| counts)?.worth_by
     }
 
     fn is_worth_a_start(&self, now: Micros, config: &DeadlineConfig) -> bool {
@@ -202,7 +201,7 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
     if !matches!(verdict.admission, Admission::Reject { .. }) {
         match judge(&seen, (tier, arrival.lot), &policy.deadline) {
             Judgement::Keep if seen.is_worth_a_start(arrival.now, &policy.deadline) => {}
-            Judgement::Keep => wait_for_nothing(arrival, policy, verdict),
+            Judgement::Keep => wait_for_idle(arrival, policy, verdict),
             Judgement::Try => seen.is_trial = true,
             Judgement::Refuse { retry_after } => {
                 verdict.admission = Admission::Reject { reason: RejectReason::PredictedMiss, retry_after };
@@ -213,7 +212,7 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
 }
 
 /// What can hardly make its deadline any more waits for an instance on which nothing runs, where there is room to wait.
-fn wait_for_nothing(arrival: &Arrival<'_>, policy: &config::Policy, verdict: &mut Verdict) {
+fn wait_for_idle(arrival: &Arrival<'_>, policy: &config::Policy, verdict: &mut Verdict) {
     let (Admission::Admit { max_tokens }, Ok(placement)) = (&verdict.admission, &verdict.preview) else { return };
     let runs = arrival.view.instance(placement.instance).is_none_or(|instance| instance.leased_requests > 0);
     let size = EntrySize { tokens: token_cost(arrival.prompt_tokens, *max_tokens), bytes: arrival.bytes };

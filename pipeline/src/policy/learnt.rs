@@ -2,8 +2,8 @@
 //! often a predicted chance came true (SPEC A4: "its error is itself a metric").
 //!
 //! Plain meters without clock or lock. Invariants: nothing is said before there is evidence ([`GRANTS_MIN`],
-//! [`RATIOS_MIN`]); a drain that stops grows slower with every look. Cost: O(1) each. State: a few numbers, and
-//! [`BINS`] bins a tier.
+//! [`RATIOS_MIN`]); a drain that stops grows slower with every look. Cost: O(1) each. State: a few numbers,
+//! [`BINS`] bins a tier, and what [`Upcoming`] remembers.
 
 use crate::{
     ids::Micros,

@@ -15,12 +15,10 @@ use crate::{
     policy::{CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Skill, Tier, TierWeights},
 };
 
-/// A wait longer than any.
-const FOREVER_SECONDS: f64 = 1e9;
 /// Equally likely output lengths that stand for their distribution.
 pub const LENGTHS: usize = 8;
-/// Halvings in the search for the latest start: of a minute, to within four milliseconds.
-const HALVINGS: usize = 14;
+/// Halvings in the search for the latest start: of a minute, to within 60 microseconds.
+const HALVINGS: usize = 20;
 
 /// What predictors say for one request.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -56,7 +54,7 @@ pub struct OutlookRequest<'a> {
 /// Chances that decide.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chances {
-    /// The latest start is when it has fallen to this share of the best that it had.
+    /// The latest start is when it has fallen to this share of the best that it had, or to `worth`.
     pub start: f64,
     /// With less, were it to start now, a start is not worth it while others run or can still make theirs.
     pub worth: f64,
@@ -90,9 +88,9 @@ pub struct Outlook {
     pub whole_due_seconds: Option<f64>,
     /// The latest start with the chance asked for, or now; before now, if none is worth it any more.
     pub start_by: Micros,
-    /// The latest start that is worth it at all; before now, if none is any more. Told of stated deadlines only: others are always
-    /// worth it.
-    pub worth_by: Micros,
+    /// The latest start that is worth it beside others, not before `start_by`; before now, if none is any more. `None`: any is, as of
+    /// deadlines that nobody stated: those are worth something even when they are missed.
+    pub worth_by: Option<Micros>,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
 }
@@ -252,7 +250,6 @@ struct Entry {
     race: Race,
     wait: Prediction,
     longest_wait: Option<f64>,
-    worth_wait: Option<f64>,
     drain_seconds: f64,
 }
 
@@ -273,27 +270,22 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         // A request whose chance was never good, as that of a short one whose time cannot be told well, is late when it has lost
         // a part of it, as others are.
         let best = request.best.max(now);
-        let is_worth_it = now >= chances.worth;
-        let worth_wait = match (is_worth_it, request.deadline.is_stated) {
-            (true, true) => race.longest_wait(chances.worth, 0.0),
-            (true, false) => Some(FOREVER_SECONDS),
-            (false, _) => None,
-        };
-        let longest_wait = is_worth_it.then(|| race.longest_wait(chances.start * best, 0.0)).flatten();
+        let longest_wait = race.longest_wait((chances.start * best).max(chances.worth), 0.0);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if found.as_ref().is_none_or(|other| meet > other.meet) {
             let drain_seconds = run.drain_seconds;
-            found = Some(Entry { meet, best, race, wait, longest_wait, worth_wait, drain_seconds });
+            found = Some(Entry { meet, best, race, wait, longest_wait, drain_seconds });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, best, race, wait, longest_wait, worth_wait, drain_seconds } = found?;
+    let Entry { meet, best, race, wait, longest_wait, drain_seconds } = found?;
     let before = wait.mean + drain_seconds;
+    let latest = |wait: Option<f64>| wait.map_or(request.now - 1, |seconds| request.now + micros(seconds));
     let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
     Some(Outlook {
         meet,
@@ -303,8 +295,8 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         whole_seconds: wait.mean + race.whole_seconds,
         first_token_due_seconds: race.first.1,
         whole_due_seconds: race.whole_due_seconds(),
-        start_by: longest_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
-        worth_by: worth_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
+        start_by: latest(longest_wait),
+        worth_by: request.deadline.is_stated.then(|| latest(race.longest_wait(chances.worth, 0.0))),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })
 }

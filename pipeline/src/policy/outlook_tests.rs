@@ -123,11 +123,11 @@ fn the_latest_start_that_is_worth_it() {
         outlook(&ask(deadline, &candidates, &view), &Forecast { skill: sharp, ..forecast(lengths) }, CHANCES).unwrap()
     };
     let half = of(&due(1, 3), vec![50, 50, 50, 50, 500, 500, 500, 500]);
-    assert!(half.worth_by < 0, "{half:?}");
+    assert!(half.worth_by < Some(0), "{half:?}");
     let most = of(&due(2, 3), vec![50, 50, 50, 50, 50, 50, 100, 100]);
-    assert!(most.worth_by > most.start_by && most.start_by > 0, "three quarters are still worth it: {most:?}");
+    assert!(most.worth_by > Some(most.start_by) && most.start_by > 0, "three quarters are still worth it: {most:?}");
     let sure = of(&due(5, 10), vec![101; 8]);
-    assert!((sure.worth_by - sure.start_by).abs() < 10_000, "{sure:?}");
+    assert!((sure.worth_by.unwrap() - sure.start_by).abs() < 10_000, "{sure:?}");
 }
 
 /// Scenario: a prompt of 3,000 tokens is to be computed; requests due before it, and after it.
@@ -229,7 +229,7 @@ proptest! {
         if got.start_by > 1000 {
             let (deadline, candidates) = (due(first, first + rest), [cost(0, hit, queue)]);
             let then = OutlookRequest { now: got.start_by, ..ask(&deadline, &candidates, &view) };
-            prop_assert!((outlook(&then, &forecast, CHANCES).unwrap().meet - 0.9 * got.best).abs() < 0.01);
+            prop_assert!((outlook(&then, &forecast, CHANCES).unwrap().meet - (0.9 * got.best).max(0.6)).abs() < 0.01);
         }
     }
 }

@@ -7,11 +7,13 @@
 //!
 //! What waited `aging` goes before everything else, oldest first, as one grant in [`AGED_EVERY`] at most: so nothing starves,
 //! and a queue in which all have waited that long is still shared by weight. An entry whose latest start has passed can no
-//! longer make its deadline: it goes when nothing that can waits, oldest first.
+//! longer make its deadline: it goes when nothing that can waits, oldest first; those that are not worth a start beside others, which
+//! wait for an instance to be idle, after the rest, so that they hold up nobody.
 //!
 //! Bounds: `requests_max`, `tokens_max` and `bytes_max`; at any, [`FairQueue::push`] gives the item back. A request larger
 //! than `tokens_max` or `bytes_max` is taken by an empty queue, so that it can ever run. Time: O(log n) each; looking at
-//! heads costs that times [`HEADS_MAX`]. An entry becomes late once per latest start it is given.
+//! heads costs that times [`HEADS_MAX`]. An entry becomes late once per latest start it is given, and not worth a start
+//! once more.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -127,7 +129,7 @@ pub struct Waiting<T> {
     pub since: Micros,
     /// Latest start with which it can make its deadline; `None`: it has none, or nothing is predicted.
     pub start_by: Option<Micros>,
-    /// Latest start that is worth it beside others; `None`: any is. The queue's order does not depend on it.
+    /// Latest start that is worth it beside others, not before `start_by`; `None`: any is.
     pub worth_by: Option<Micros>,
     pub item: T,
 }
@@ -171,6 +173,9 @@ pub struct FairQueue<T> {
     punctual: BTreeSet<Ticket>,
     starts: BTreeSet<lane::Slack>,
     late: BTreeSet<Ticket>,
+    /// Those of `late` that will not be worth a start, by when, and those that are not.
+    worths: BTreeSet<lane::Slack>,
+    hopeless: BTreeSet<Ticket>,
     /// Lowest tag of a tier that waited, as of the last service.
     floor: u128,
     /// Grants since one went to what waited longest.
@@ -196,6 +201,8 @@ impl<T> FairQueue<T> {
             punctual: BTreeSet::new(),
             starts: BTreeSet::new(),
             late: BTreeSet::new(),
+            worths: BTreeSet::new(),
+            hopeless: BTreeSet::new(),
             floor: 0,
             since_aged: AGED_EVERY,
             load: QueueLoad::default(),
@@ -224,15 +231,13 @@ impl<T> FairQueue<T> {
 
     /// Changes the latest starts of an entry that still waits.
     pub fn retime(&mut self, ticket: Ticket, start_by: Option<Micros>, worth_by: Option<Micros>) {
-        if let Some(waiting) = self.entries.get_mut(&ticket) {
-            waiting.worth_by = worth_by;
-        }
-        if self.entries.get(&ticket).is_none_or(|waiting| waiting.start_by == start_by) {
+        let new = (start_by, worth_by);
+        if self.entries.get(&ticket).is_none_or(|waiting| (waiting.start_by, waiting.worth_by) == new) {
             return;
         }
         self.leave(ticket);
         if let Some(waiting) = self.entries.get_mut(&ticket) {
-            waiting.start_by = start_by;
+            (waiting.start_by, waiting.worth_by) = new;
         }
         self.enter(ticket);
     }
@@ -245,7 +250,7 @@ impl<T> FairQueue<T> {
     }
 
     /// What would go next, in order: where the first waits for something that the next does not need, the next may go. One
-    /// entry a tenant and tier, and at the end what is late. A tier that is held back has none.
+    /// entry a tenant and tier, and at the end what is late and what is not worth a start. A tier that is held back has none.
     pub fn heads(&mut self, now: Micros, step: ThrottleStep) -> Vec<(Ticket, &Waiting<T>)> {
         self.settle(now);
         let aged =
@@ -255,7 +260,8 @@ impl<T> FairQueue<T> {
         let mut order: Vec<&Lane> = open.iter().filter(|lane| !lane.is_empty()).collect();
         order.sort_by_key(|lane| lane.tag);
         let by_weight = order.into_iter().flat_map(Lane::heads).filter(|ticket| Some(ticket) != aged);
-        let heads = aged.copied().into_iter().chain(by_weight).chain(self.late.first().copied());
+        let heads = aged.copied().into_iter().chain(by_weight);
+        let heads = heads.chain(self.late.first().copied()).chain(self.hopeless.first().copied());
         heads.take(HEADS_MAX).filter_map(|ticket| Some((ticket, self.entries.get(&ticket)?))).collect()
     }
 
@@ -290,11 +296,19 @@ impl<T> FairQueue<T> {
         self.entries.get(&ticket).is_some_and(|waiting| now.saturating_sub(waiting.since) >= self.aging_us)
     }
 
-    /// Entries whose latest start has passed become late.
+    /// Entries whose latest start has passed become late, and later not worth a start.
     fn settle(&mut self, now: Micros) {
         while let Some((_, ticket)) = self.starts.first().copied().filter(|(start_by, _)| *start_by < now) {
             self.leave(ticket);
             self.late.insert(ticket);
+            if let Some(worth_by) = self.entries.get(&ticket).and_then(|waiting| waiting.worth_by) {
+                self.worths.insert((worth_by, ticket));
+            }
+        }
+        while let Some((_, ticket)) = self.worths.first().copied().filter(|(worth_by, _)| *worth_by < now) {
+            self.worths.pop_first();
+            self.late.remove(&ticket);
+            self.hopeless.insert(ticket);
         }
     }
 
@@ -313,7 +327,11 @@ impl<T> FairQueue<T> {
 
     fn leave(&mut self, ticket: Ticket) {
         let Some(waiting) = self.entries.get(&ticket) else { return };
+        if self.hopeless.remove(&ticket) {
+            return;
+        }
         if self.late.remove(&ticket) {
+            waiting.worth_by.map(|worth_by| self.worths.remove(&(worth_by, ticket)));
             return;
         }
         let slack = waiting.slack(ticket);

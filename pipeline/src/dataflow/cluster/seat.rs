@@ -259,7 +259,8 @@ impl Seat {
             }
         }
         let Stage::Flushing { last, open, tail, .. } = &mut self.stage else { return Ok(()) };
-        let mut plan = to_read(logged, std::mem::take(last), *open, &self.fed);
+        let open = *open;
+        let mut plan = to_read(logged, std::mem::take(last), open, &self.fed);
         let tail = std::mem::take(tail);
         let mut rows: u64 = plan.iter().map(row_count).sum();
         let mut left_out = 0;
@@ -277,8 +278,7 @@ impl Seat {
         if self.log.is_none() && rows > 0 {
             let detail = "log.mode is off: the views start empty".to_string();
             self.fault("dataflow_left_out", detail, rows);
-            plan.drain(..plan.len() - 1);
-            plan[0] = EpochRow { epoch: plan[0].epoch, ..EpochRow::default() };
+            plan = to_read(Vec::new(), Vec::new(), open, &self.fed);
         }
         self.stage = Stage::Reading { plan, tail };
         Ok(())

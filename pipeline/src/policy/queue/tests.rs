@@ -96,6 +96,19 @@ fn least_slack_goes_first_and_the_late_last() {
     assert_eq!(order, [tickets[2], tickets[1], tickets[0], tickets[3]]);
 }
 
+/// Scenario: two entries are late; the older is not worth a start any more, and later the other is not either.
+/// Guarantees: the older holds up nobody while the other is worth one, and both are shown; then the older goes first again.
+#[test]
+fn what_is_not_worth_a_start_holds_up_nobody() {
+    let mut queue = FairQueue::new(&test_policy().queue);
+    let worth = |worth_by| Waiting { worth_by: Some(worth_by), ..of("ann", 0, Some(100)) };
+    let (older, other) = (queue.push(worth(200)).unwrap(), queue.push(worth(400)).unwrap());
+    let mut order = |now| queue.heads(now, STEP).iter().map(|(ticket, _)| *ticket).collect::<Vec<_>>();
+    assert_eq!(order(150), [older], "both are late and worth it: the older");
+    assert_eq!(order(300), [other, older]);
+    assert_eq!(order(500), [older]);
+}
+
 /// Scenario: High floods the queue while one Low entry waits; step `ShapeBatch` holds Low back.
 /// Guarantees: the Low entry goes at the aging bound and not before (no starvation, SPEC A3).
 #[test]
@@ -225,7 +238,9 @@ impl Twin {
             (self.tags[lane], lane, by_tenant, w.start_by.unwrap_or(Micros::MAX), *id)
         };
         let best = live().filter(|(_, w)| !held(w)).min_by_key(|entry| key(entry));
-        let late = || self.waiting.iter().filter(|(_, w)| Self::is_late(w, late)).min_by_key(|(id, _)| *id);
+        let hopeless = |w: &Waiting<usize>| w.worth_by.is_some_and(|by| by < now);
+        let late =
+            || self.waiting.iter().filter(|(_, w)| Self::is_late(w, late)).min_by_key(|(id, w)| (hopeless(w), *id));
         best.or_else(late).map(|(_, w)| w.item)
     }
 
@@ -249,16 +264,25 @@ impl Twin {
     }
 }
 
+/// Until the latest start, and from it until the latest that is worth it.
+type Slack = (i64, Option<i64>);
+
+/// When an entry must start that came with such a slack, and when it is not worth it any more.
+fn starts(now: Micros, slack: Option<Slack>) -> (Option<Micros>, Option<Micros>) {
+    let start_by = slack.map(|(start, _)| now + start);
+    (start_by, slack.and_then(|(start, more)| Some(now + start + more?)))
+}
+
 #[derive(Debug, Clone)]
 enum Act {
-    Push { tier: usize, tenant: usize, tokens: u64, slack: Option<i64> },
+    Push { tier: usize, tenant: usize, tokens: u64, slack: Option<Slack> },
     Pop { step: usize },
     Remove { which: usize },
-    Retime { which: usize, slack: Option<i64> },
+    Retime { which: usize, slack: Option<Slack> },
 }
 
 fn acts() -> impl Strategy<Value = Vec<(i64, Act)>> {
-    let slack = || prop::option::of(0i64..15_000_000);
+    let slack = || prop::option::of((0i64..15_000_000, prop::option::of(0i64..5_000_000)));
     let act = prop_oneof![
         4 => (0usize..3, 0usize..3, 1u64..5000, slack())
             .prop_map(|(tier, tenant, tokens, slack)| Act::Push { tier, tenant, tokens, slack }),
@@ -283,13 +307,14 @@ proptest! {
             now += gap;
             match act {
                 Act::Push { tier, tenant, tokens, slack } => {
+                    let (start_by, worth_by) = starts(now, slack);
                     let waiting = Waiting {
                         tier: Tier::ALL[tier],
                         tenant: TENANTS[tenant].into(),
                         size: EntrySize { tokens, bytes: tokens * 2 },
                         since: now,
-                        start_by: slack.map(|slack| now + slack),
-                        worth_by: None,
+                        start_by,
+                        worth_by,
                         item: tickets.len(),
                     };
                     twin.enter(&waiting, &late);
@@ -316,11 +341,14 @@ proptest! {
                     prop_assert_eq!(queue.remove(tickets[item]).is_some(), there);
                 }
                 Act::Retime { which, slack } if !tickets.is_empty() => {
-                    let (item, start_by) = (which % tickets.len(), slack.map(|slack| now + slack));
-                    queue.retime(tickets[item], start_by, None);
+                    let (item, new) = (which % tickets.len(), starts(now, slack));
+                    queue.retime(tickets[item], new.0, new.1);
                     let place = twin.waiting.iter().position(|(_, w)| w.item == item);
-                    if let Some(place) = place && twin.waiting[place].1.start_by != start_by {
-                        twin.waiting[place].1.start_by = start_by;
+                    if let Some(place) = place
+                        && let waiting = &mut twin.waiting[place].1
+                        && (waiting.start_by, waiting.worth_by) != new
+                    {
+                        (waiting.start_by, waiting.worth_by) = new;
                         late.retain(|other| *other != item);
                         let waiting = twin.waiting[place].1.clone();
                         twin.enter(&waiting, &late);
