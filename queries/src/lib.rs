@@ -14,6 +14,7 @@
 //! | `answers` | what every door asks of SQL: a statement of a caller in, an answer out |
 //! | `postgres` | what PostgreSQL's clients take for granted: `pg_catalog`, its functions, its syntax |
 //! | `sql` | the read-only engine with its limits |
+//! | `effort` | how much a plan will look at, so that much of it gives way |
 //! | `places` | who runs, who waits, and who was left and has not stopped |
 //! | `plain` | DataFusion called directly, which the engine is measured against |
 //! | `guards` | what is refused before planning |
@@ -28,6 +29,7 @@
 
 mod answers;
 mod catalog;
+mod effort;
 pub mod encode;
 mod functions;
 mod guards;
@@ -52,5 +54,5 @@ pub use live_table::{
 };
 pub use ring::TimeRange;
 pub use schema::Topic;
-pub use sql::{QueryResult, SqlEngine, SqlLimits, query_runtime};
+pub use sql::{QueryResult, SqlEngine, SqlLimits, query_runtime, query_runtime_whose};
 pub use sql_error::{LimitOf, SqlError};

@@ -3,7 +3,7 @@
 //! Invariant: a query holds its place until nothing of it runs any more. Its operators run in tasks of their own and may outlive its main
 //! task, so the place goes with the memory pool that every one of them holds ([`PlacedPool`]), not with that task. A query that nobody
 //! waits for any more (past its time, or its caller has gone) is *left*; what is left and goes on is told by [`Places::left`], and who
-//! runs the process may end it.
+//! runs the process may end it. A caller who asks again while what it left still stops waits for that, if its own number is reached by it.
 //! Bounds: `concurrent_max` places, [`WAITING_PER_SLOT`] waiting for each of them, and a caller's own number, running and waiting together.
 //! Cost: two locks a query, held for a search among at most all of these.
 
@@ -18,7 +18,7 @@ use datafusion::{
     error::Result,
     execution::memory_pool::{GreedyMemoryPool, MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::{answers::Caller, sql_error::SqlError};
 
@@ -38,6 +38,8 @@ pub(crate) struct Places {
 struct Asked {
     next: u64,
     queries: BTreeMap<u64, Query>,
+    /// Told when a query is gone.
+    gone: Arc<Notify>,
 }
 
 struct Query {
@@ -57,7 +59,9 @@ struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        lock(&self.asked).queries.remove(&self.number);
+        let mut asked = lock(&self.asked);
+        asked.queries.remove(&self.number);
+        asked.gone.notify_waiters();
     }
 }
 
@@ -110,14 +114,21 @@ impl Places {
 
     /// A place, after a bounded wait in a bounded queue.
     ///
-    /// Errors: [`SqlError::CallerBusy`] at once, [`SqlError::Busy`].
+    /// Errors: [`SqlError::CallerBusy`] at once, or when what the caller left does not stop within `wait`; [`SqlError::Busy`].
     pub(crate) async fn take(&self, caller: &Caller, wait: Duration) -> Result<Place, SqlError> {
-        let entry = self.enter(caller)?;
+        let most = self.concurrent_max * WAITING_PER_SLOT;
+        let busy = || SqlError::Busy { running: self.running(), waiting: most - self.waiting.available_permits() };
+        let entry = match self.enter(caller)? {
+            Some(entry) => entry,
+            None => {
+                let _waiting = self.waiting.try_acquire().map_err(|_| busy())?;
+                let stopped = tokio::time::timeout(wait, self.enter_when_stopped(caller)).await;
+                stopped.unwrap_or_else(|_| Err(caller_busy(caller)))?
+            }
+        };
         if let Ok(permit) = self.free.clone().try_acquire_owned() {
             return Ok(Place { entry, _permit: permit });
         }
-        let most = self.concurrent_max * WAITING_PER_SLOT;
-        let busy = || SqlError::Busy { running: self.running(), waiting: most - self.waiting.available_permits() };
         let _waiting = self.waiting.try_acquire().map_err(|_| busy())?;
         match tokio::time::timeout(wait, self.free.clone().acquire_owned()).await {
             Ok(Ok(permit)) => Ok(Place { entry, _permit: permit }),
@@ -125,19 +136,39 @@ impl Places {
         }
     }
 
-    fn enter(&self, caller: &Caller) -> Result<Entry, SqlError> {
+    async fn enter_when_stopped(&self, caller: &Caller) -> Result<Entry, SqlError> {
+        let gone = lock(&self.asked).gone.clone();
+        loop {
+            let mut told = std::pin::pin!(gone.notified());
+            told.as_mut().enable();
+            if let Some(entry) = self.enter(caller)? {
+                return Ok(entry);
+            }
+            told.await;
+        }
+    }
+
+    /// `None`: the caller's number is reached by queries that it left and that have not stopped yet.
+    fn enter(&self, caller: &Caller) -> Result<Option<Entry>, SqlError> {
         let mut asked = lock(&self.asked);
         if let Some(limit) = caller.concurrent_max {
-            let now = asked.queries.values().filter(|query| query.caller == caller.name).count();
-            if now >= limit {
-                return Err(SqlError::CallerBusy { caller: caller.name.clone(), limit });
+            let own = || asked.queries.values().filter(|query| query.caller == caller.name);
+            if own().filter(|query| !query.is_left).count() >= limit {
+                return Err(caller_busy(caller));
+            }
+            if own().count() >= limit {
+                return Ok(None);
             }
         }
         let number = asked.next;
         asked.next += 1;
         asked.queries.insert(number, Query { caller: caller.name.clone(), is_left: false });
-        Ok(Entry { number, asked: self.asked.clone() })
+        Ok(Some(Entry { number, asked: self.asked.clone() }))
     }
+}
+
+fn caller_busy(caller: &Caller) -> SqlError {
+    SqlError::CallerBusy { caller: caller.name.clone(), limit: caller.concurrent_max.unwrap_or(usize::MAX) }
 }
 
 /// A query's memory, with its place: whoever may still use the one holds the other.
@@ -195,5 +226,27 @@ impl MemoryPool for PlacedPool {
 
     fn memory_limit(&self) -> MemoryLimit {
         self.memory.memory_limit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: a caller of one at once whose query is left and has not stopped asks again, once until it has stopped and once for too
+    /// short a time.
+    /// Guarantees: it waits for its own and then has a place; where that does not stop it is told so; whose query runs is told at once.
+    #[tokio::test]
+    async fn who_left_a_query_waits_until_it_has_stopped() {
+        let places = Places::new(2);
+        let one = Caller { concurrent_max: Some(1), ..Caller::new("acme") };
+        let first = places.take(&one, Duration::ZERO).await.expect("nothing runs");
+        let busy = SqlError::CallerBusy { caller: "acme".into(), limit: 1 };
+        assert_eq!(places.take(&one, Duration::from_secs(60)).await.err(), Some(busy.clone()));
+        first.leave().now();
+        assert_eq!(places.take(&one, Duration::from_millis(10)).await.err(), Some(busy));
+        let (second, ()) = tokio::join!(places.take(&one, Duration::from_secs(60)), async { drop(first) });
+        assert!(second.is_ok());
+        assert_eq!(places.running(), 1);
     }
 }

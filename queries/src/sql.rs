@@ -3,7 +3,8 @@
 //! Invariants: a query sees one moment of all tables; nothing it does changes anything; its answer has at most `rows_max`
 //! rows; it uses at most `memory_bytes / concurrent_max` bytes of operator state, so it never fails because of another.
 //! Every query runs as its own task on the runtime given, which should serve nothing else (see [`query_runtime`]): an
-//! operator that computes for long then holds up neither HTTP nor this module's time limit. A query that is past its time
+//! operator that computes for long then holds up neither HTTP nor this module's time limit. One that has much to look at moves to a
+//! second runtime once it is planned, if there is one ([`SqlEngine::with_heavy_on`]). A query that is past its time
 //! keeps its place in `concurrent_max` until it has really stopped, so runaways cannot pile up.
 //! At the bounds: more than `concurrent_max` queries wait, at most [`WAITING_PER_SLOT`] a slot and no longer than
 //! `timeout`; beyond that [`SqlError::Busy`].
@@ -29,13 +30,15 @@ use datafusion::{
         runtime_env::RuntimeEnvBuilder,
     },
     logical_expr::{Expr, LogicalPlan},
-    physical_plan::execute_stream,
+    physical_plan::{ExecutionPlan, execute_stream},
 };
 use futures::StreamExt;
+use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
     answers::{Caller, Described, PARAMETERS_MAX, Question, SqlAnswers},
     catalog::{self, Moment, TableSource},
+    effort::Effort,
     functions, guards,
     places::{Leave, Place, PlacedPool, Places},
     postgres, sql_error,
@@ -91,9 +94,18 @@ impl QueryResult {
 
 /// A runtime for queries alone, with `threads` threads whose stacks stand deep plans.
 pub fn query_runtime(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
+    query_runtime_whose(threads, || ())
+}
+
+/// The same; each of its threads begins with `start`.
+pub fn query_runtime_whose(
+    threads: usize,
+    start: impl Fn() + Send + Sync + 'static,
+) -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads.max(1))
         .thread_name("sql")
+        .on_thread_start(start)
         .thread_stack_size(STACK_BYTES)
         .enable_time()
         .build()
@@ -105,7 +117,9 @@ pub struct SqlEngine {
     tables: TableSource,
     /// Functions and rules, without tables: a query adds those of its snapshot.
     base: SessionState,
-    runtime: tokio::runtime::Handle,
+    runtime: Handle,
+    /// Where a query goes on that has much to look at.
+    heavy: Handle,
     places: Places,
 }
 
@@ -117,7 +131,7 @@ impl std::fmt::Debug for SqlEngine {
 
 impl SqlEngine {
     /// An engine over `tables`, live or stored, whose queries run on `runtime`.
-    pub fn new(limits: SqlLimits, tables: impl Into<TableSource>, runtime: tokio::runtime::Handle) -> SqlEngine {
+    pub fn new(limits: SqlLimits, tables: impl Into<TableSource>, runtime: Handle) -> SqlEngine {
         let mut config = SessionConfig::new()
             .with_target_partitions(2)
             // Dealing batches out in turns holds them back only when both takers have some: where one gets no time, its batches pile up
@@ -132,7 +146,14 @@ impl SqlEngine {
         let context = SessionContext::new_with_config(config);
         postgres::functions().into_iter().for_each(|function| context.register_udf(function));
         let places = Places::new(limits.concurrent_max);
-        SqlEngine { limits, tables: tables.into(), base: context.state(), runtime, places }
+        SqlEngine { limits, tables: tables.into(), base: context.state(), heavy: runtime.clone(), runtime, places }
+    }
+
+    /// The engine with threads of their own for queries that have much to look at (`effort`), so that they can give way to those that
+    /// do not.
+    #[must_use]
+    pub fn with_heavy_on(self, heavy: Handle) -> SqlEngine {
+        SqlEngine { heavy, ..self }
     }
 
     pub fn limits(&self) -> &SqlLimits {
@@ -181,6 +202,7 @@ impl SqlEngine {
             rows_max: narrower(limits.rows_max, caller.rows_max),
             memory: narrower(share, caller.memory_bytes),
             place,
+            heavy: self.heavy.clone(),
         };
         let moment = self.tables.moment(question.as_of)?;
         let task = self.runtime.spawn(work(query, self.base.clone(), moment));
@@ -232,6 +254,7 @@ struct Query {
     rows_max: (usize, LimitOf),
     memory: (usize, LimitOf),
     place: Arc<Place>,
+    heavy: Handle,
 }
 
 impl Query {
@@ -280,6 +303,23 @@ impl Query {
         let plan = self.plan(&state, &moment).await?;
         let plan = plan.with_param_values(self.parameters.clone()).map_err(classify)?;
         let plan = state.create_physical_plan(&plan).await.map_err(classify)?;
+        if Effort::of(&plan) == Effort::Light {
+            return self.rows(plan, &state).await;
+        }
+        // Whoever drops this future drops the set, which ends the task.
+        let mut elsewhere = JoinSet::new();
+        let heavy = self.heavy.clone();
+        elsewhere.spawn_on(async move { self.rows(plan, &state).await }, &heavy);
+        match elsewhere.join_next().await {
+            Some(Ok(answer)) => answer,
+            Some(Err(ended)) => Err(SqlError::Execution(format!("the query's task ended early: {ended}"))),
+            None => Err(SqlError::Execution("the query's task was not begun".into())),
+        }
+    }
+
+    /// The plan's rows, within the limits.
+    async fn rows(&self, plan: Arc<dyn ExecutionPlan>, state: &SessionState) -> Result<QueryResult, SqlError> {
+        let classify = |error| self.classify(error);
         let schema = plan.schema();
         let mut stream = execute_stream(plan, state.task_ctx()).map_err(classify)?;
         let ((rows_max, rows_of), (bytes_max, bytes_of)) = (self.rows_max, self.memory);

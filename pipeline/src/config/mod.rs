@@ -348,9 +348,14 @@ impl Sql {
         ByteSize(self.memory_max.as_u64() / self.concurrent_max.max(1) as u64)
     }
 
-    /// Threads for queries in the process for SQL: two for each that may run, since a join that does not pause keeps its own.
+    /// Threads for heavy queries in the process for SQL: two for each that may run, since a join that does not pause keeps its own.
     pub fn worker_threads(&self) -> usize {
         (2 * self.concurrent_max).clamp(2, 32)
+    }
+
+    /// Threads there for light queries, and to plan all.
+    pub fn light_threads(&self) -> usize {
+        self.concurrent_max.clamp(1, 16)
     }
 
     /// The engine's bounds.

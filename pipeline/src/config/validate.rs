@@ -150,7 +150,7 @@ fn sql(sql: &Sql) -> Result<(), ConfigError> {
     above_zero(sql.timeout, "sql.timeout")?;
     require((1..=256).contains(&sql.concurrent_max), "sql.concurrent_max", sql.concurrent_max, "1 to 256")?;
     at_least_one(sql.rows_max, "sql.rows_max")?;
-    let stacks = sql.worker_threads() as u64 * queries::sql::STACK_BYTES as u64;
+    let stacks = (sql.worker_threads() + sql.light_threads()) as u64 * queries::sql::STACK_BYTES as u64;
     let least = sql.memory_max.as_u64() + stacks + SQL_WORKER_ROOM;
     require(
         sql.worker_memory.as_u64() >= least,
@@ -326,7 +326,7 @@ mod tests {
             tracing.sample_ratio = NaN: expected 0 to 1
             tracing.queue_max = 0: expected 1 to 1000000
             sql.rows_max = 0: expected at least 1
-            sql.worker_memory = 1.0 GiB: expected at least 1.5 GiB: sql.memory_max, the stacks of its threads, and 512MiB for code and tables
+            sql.worker_memory = 1.0 GiB: expected at least 1.8 GiB: sql.memory_max, the stacks of its threads, and 512MiB for code and tables
             sql.niceness = 20: expected 0 to 19
             server.request_timeout = 0ns: expected more than 0
             server.listen = 0.0.0.0:8080: expected a loopback address, or server.keys set: anything but loopback requires keys

@@ -270,3 +270,34 @@ fn what_does_not_stop_is_told() {
     // It would run on for long after this test.
     f.runtime.shutdown_background();
 }
+
+/// Scenario: an engine with threads of their own for heavy queries: a light and a heavy query, a heavy one that is given up, and both
+/// kinds where those threads are gone.
+/// Guarantees: each answers; what is given up leaves nothing running there; only heavy ones go there.
+#[test]
+fn heavy_queries_run_on_threads_of_their_own() {
+    let (light, heavy) = (query_runtime(1).unwrap(), query_runtime(1).unwrap());
+    let engine = SqlEngine::new(limits(), fixed_tables(), light.handle().clone()).with_heavy_on(heavy.handle().clone());
+    let engine = Arc::new(engine);
+    let ask = |sql: &str| light.block_on(engine.query(sql));
+    let much = "SELECT sum(value) FROM generate_series(1, 1000000)";
+    assert_eq!(ask("SELECT count FROM faults").unwrap().rows(), 3);
+    assert_eq!(ask(much).unwrap().rows(), 1);
+    light.block_on(async {
+        let engine = engine.clone();
+        let forever = tokio::spawn(async move {
+            engine.query("SELECT count(DISTINCT value % 5003) FROM generate_series(1, 100000000000)").await
+        });
+        while heavy.handle().metrics().num_alive_tasks() == 0 {
+            tokio::task::yield_now().await;
+        }
+        forever.abort();
+        while heavy.handle().metrics().num_alive_tasks() > 0 {
+            tokio::task::yield_now().await;
+        }
+    });
+    heavy.shutdown_background();
+    assert_eq!(ask("SELECT count FROM faults").unwrap().rows(), 3);
+    let error = ask(much).expect_err(much);
+    assert!(matches!(&error, SqlError::Execution(words) if words.contains("ended early")), "{error:?}");
+}

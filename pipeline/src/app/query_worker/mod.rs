@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `options` | how the process is called |
 //! | `process` | its body: bounds first, then two connections and the engine |
+//! | `slice` | long turns for heavy queries' threads, so that those who serve are let in at once |
 //! | `service` | rows in, questions answered, health told |
 //! | `wire` | questions, answers and errors as messages; Arrow IPC in pieces |
 //! | `feed` | rows of the bus, sent to the process from where it is |
@@ -32,6 +33,7 @@ mod metrics;
 mod options;
 pub mod process;
 mod service;
+mod slice;
 #[cfg(test)]
 mod tests;
 mod wire;

@@ -33,9 +33,12 @@ pub struct QueryWorkerOptions {
     /// Statements at once
     #[arg(long)]
     pub concurrent_max: usize,
-    /// Threads for statements
+    /// Threads for statements that have much to look at
     #[arg(long)]
     pub threads: usize,
+    /// Threads for all others
+    #[arg(long)]
+    pub light_threads: usize,
     /// How far the process gives way to others, 0 to 19
     #[arg(long)]
     pub niceness: u8,
@@ -54,6 +57,7 @@ impl QueryWorkerOptions {
             statement_bytes_max: limits.statement_bytes_max,
             concurrent_max: limits.concurrent_max,
             threads: config.sql.worker_threads(),
+            light_threads: config.sql.light_threads(),
             niceness: config.sql.niceness,
         }
     }
@@ -78,6 +82,7 @@ impl QueryWorkerOptions {
             ("--statement-bytes-max", self.statement_bytes_max.to_string()),
             ("--concurrent-max", self.concurrent_max.to_string()),
             ("--threads", self.threads.to_string()),
+            ("--light-threads", self.light_threads.to_string()),
             ("--niceness", self.niceness.to_string()),
         ];
         let mut args: Vec<OsString> =

@@ -16,18 +16,18 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     service::TowerToHyperService,
 };
-use queries::{LiveTables, SqlEngine, query_runtime};
+use queries::{LiveTables, SqlEngine, query_runtime, query_runtime_whose};
 use rustix::process::{Resource, Rlimit, nice, setrlimit};
 use tokio::{net::UnixStream, runtime};
 
 use super::{
-    CONNECTION_WINDOW_BYTES, MESSAGE_BYTES_MAX, QueryWorkerOptions, STREAM_WINDOW_BYTES, service::QueryService,
+    CONNECTION_WINDOW_BYTES, MESSAGE_BYTES_MAX, QueryWorkerOptions, STREAM_WINDOW_BYTES, service::QueryService, slice,
 };
 use crate::{bus::LogFollower, query_proto::query_worker_server::QueryWorkerServer};
 
 /// What is added to its badness when the system looks for a process to end, of 1000.
 const BADNESS: &str = "500";
-/// Threads for rows and messages; queries have their own.
+/// Threads for rows and messages; light and heavy queries each have their own.
 const MESSAGE_THREADS: usize = 2;
 
 /// Runs until its server ends. Blocks; call it from the main thread outside any async runtime.
@@ -38,12 +38,16 @@ pub fn run(options: &QueryWorkerOptions) -> io::Result<()> {
     confine(options)?;
     let (rows, questions) = (inherited(io::stdin().as_fd())?, inherited(io::stdout().as_fd())?);
     let limits = options.limits();
-    let queries = query_runtime(options.threads)?;
+    let queries = query_runtime(options.light_threads)?;
+    let niceness = i32::from(options.niceness);
+    // Where it is not allowed, they take turns like others.
+    let heavy = query_runtime_whose(options.threads, move || drop(slice::take_turns_of(slice::LONGEST, niceness)))?;
     let tables = Arc::new(LiveTables::new(options.live_rows));
     if let Some(folder) = &options.data_dir {
         tables.set_history(Arc::new(LogFollower::new(folder)));
     }
-    let engine = Arc::new(SqlEngine::new(limits, tables.clone(), queries.handle().clone()));
+    let engine = SqlEngine::new(limits, tables.clone(), queries.handle().clone());
+    let engine = Arc::new(engine.with_heavy_on(heavy.handle().clone()));
     let service = QueryService::new(engine, tables);
     let messages = runtime::Builder::new_multi_thread()
         .worker_threads(MESSAGE_THREADS)
@@ -60,6 +64,7 @@ pub fn run(options: &QueryWorkerOptions) -> io::Result<()> {
     })?;
     messages.shutdown_timeout(Duration::ZERO);
     queries.shutdown_timeout(Duration::ZERO);
+    heavy.shutdown_timeout(Duration::ZERO);
     Ok(())
 }
 
