@@ -67,29 +67,33 @@ fn a_step_keeps_to_its_time() {
 
 /// Scenario: a sequence that decodes needs a token each 12 ms to be whole in time; a long prompt comes. The same where it
 /// needs more than the engine can give at all.
-/// Guarantees: it is whole in time and the prompt gets on meanwhile; who cannot be saved holds nobody up.
+/// Guarantees: it is whole a while before it would be dropped, and the prompt gets on meanwhile; who cannot be saved holds nobody up.
 #[test]
 fn prompts_leave_the_pace_that_others_need() {
     let run = |pace_us: i64| {
         let (mut now, config) = (0, EngineConfig { prefill_step_us: Some(100_000), ..EngineConfig::default() });
         let mut engine = taught(config, &mut now);
-        let drop_at = Some(now + 50 * pace_us);
-        engine.submit(GenerateRequest { drop_at, ..request(100, &prompt(100, 4), 50) }, now).unwrap();
+        let drop_at = now + 50 * pace_us;
+        engine.submit(GenerateRequest { drop_at: Some(drop_at), ..request(100, &prompt(100, 4), 50) }, now).unwrap();
         step(&mut engine, &mut now);
         engine.submit(request(101, &prompt(101, 3_000), 2), now).unwrap();
         let mut ledger = Ledger::default();
-        let mut first = 0;
+        let (mut first, mut left) = (0, 0);
         while engine.has_work() {
             let report = step(&mut engine, &mut now);
+            if report.outputs.iter().any(|output| output.sequence.0 == 100 && output.finish.is_some()) {
+                left = drop_at - now;
+            }
             first = if first == 0 { report.stats.prefill_tokens } else { first };
             ledger.add(&report);
         }
-        (ledger.outcomes[&100].finish().reason, first)
+        (ledger.outcomes[&100].finish().reason, first, left)
     };
-    let (reason, chunk) = run(12_000);
+    let (reason, chunk, left) = run(12_000);
     assert_eq!(reason, FinishReason::Length);
+    assert!(left >= 600_000 / 64, "whole only {left} us before it is dropped");
     assert!((16..=130).contains(&chunk), "{chunk} tokens beside one that needs a token each 12 ms");
-    let (reason, chunk) = run(2_000);
+    let (reason, chunk, _) = run(2_000);
     assert!(reason == FinishReason::Late && chunk > 400, "{reason:?}, {chunk} tokens: it is late whatever is done");
 }
 
@@ -117,7 +121,7 @@ fn a_prompt_under_way_lets_one_due_sooner_go_first() {
 
 /// Scenario: twelve sequences decode; a short one comes that needs tokens faster than that batch gives them. With and
 /// without a bound on the time of a step, by which the engine minds such needs.
-/// Guarantees: it is whole in time where it is minded, and late where it is not; the others give the tokens they must, each
+/// Guarantees: it is whole a while before its time is over where it is minded, and late where it is not; the others give the tokens they must, each
 /// within the bound and a step of the one before.
 #[test]
 fn those_with_time_rest_for_one_in_need() {
@@ -135,9 +139,9 @@ fn those_with_time_rest_for_one_in_need() {
         for _ in 0..20 {
             step(&mut engine, &mut now);
         }
-        let drop_at = Some(now + 20 * 14_000);
-        engine.submit(GenerateRequest { drop_at, ..request(100, &prompt(100, 4), 20) }, now).unwrap();
-        let (mut ledger, mut drew, mut longest) = (Ledger::default(), [now; 12], 0);
+        let drop_at = now + 20 * 14_000;
+        engine.submit(GenerateRequest { drop_at: Some(drop_at), ..request(100, &prompt(100, 4), 20) }, now).unwrap();
+        let (mut ledger, mut drew, mut longest, mut left) = (Ledger::default(), [now; 12], 0, 0);
         while engine.has_work() {
             let report = step(&mut engine, &mut now);
             for output in report.outputs.iter().filter(|output| output.sequence.0 < 12) {
@@ -145,12 +149,17 @@ fn those_with_time_rest_for_one_in_need() {
                 longest = longest.max(now - *last);
                 *last = now;
             }
+            if report.outputs.iter().any(|output| output.sequence.0 == 100 && output.finish.is_some()) {
+                left = drop_at - now;
+            }
             ledger.add(&report);
         }
         assert!(longest <= 150_000, "{longest} us between two tokens");
         assert!(others.iter().all(|other| reference_tokens(other).ends_with(&ledger.outcomes[&other.id.0].tokens)));
-        ledger.outcomes[&100].finish().reason
+        (ledger.outcomes[&100].finish().reason, left)
     };
-    assert_eq!(run(Some(100_000)), FinishReason::Length);
-    assert_eq!(run(None), FinishReason::Late);
+    let (reason, left) = run(Some(100_000));
+    assert_eq!(reason, FinishReason::Length);
+    assert!(left >= 280_000 / 64, "whole only {left} us before it is dropped");
+    assert_eq!(run(None).0, FinishReason::Late);
 }
