@@ -63,6 +63,8 @@ pub struct Demand {
     pub start_by: Option<Micros>,
     /// Latest start that is worth it beside others; then it starts only where nothing runs. `None`: any is.
     pub worth_by: Option<Micros>,
+    /// Latest start that is worth it where nothing runs, as of when it came. `None`: any is.
+    pub alone_by: Option<Micros>,
     /// When it came.
     pub since: Micros,
     /// What its deadline asks of an instance's time, if it has one that counts.
@@ -85,6 +87,11 @@ impl Demand {
     /// What it takes of the queue's room.
     pub fn size(&self) -> EntrySize {
         EntrySize { tokens: token_cost(self.prompt_tokens, self.max_tokens), bytes: self.bytes }
+    }
+
+    /// May it start where nothing runs?
+    fn may_run_alone(&self, now: Micros) -> bool {
+        self.may_run_beside(now) || self.alone_by.is_none_or(|by| by >= now)
     }
 
     /// May it start where something runs?
@@ -274,6 +281,8 @@ impl Dispatcher {
             drain_tokens_per_second: learnt.drain.tokens_per_second(now),
             skill: learnt.skill.skill(prompt_tokens),
             queue,
+            missed_share: learnt.waste.missed_share(now),
+            mean_seconds: learnt.waste.mean_seconds(),
         };
         ForecastReading { forecast, as_of }
     }
@@ -324,11 +333,14 @@ impl Dispatcher {
         let is_failed = |entry: &&Arc<super::instances::InstanceEntry>| {
             failed.iter().any(|f| f.instance == entry.id && f.epoch == entry.epoch)
         };
-        let may_run_beside = demand.may_run_beside(self.deps.clock.now());
+        let now = self.deps.clock.now();
+        let (may_run_beside, may_run_alone) = (demand.may_run_beside(now), demand.may_run_alone(now));
         // The views may lag behind the directory: what has no client now is left out, too.
         let mut excluded: Vec<InstanceId> = directory
             .iter()
-            .filter(|entry| is_failed(entry) || !entry.is_open() || !(may_run_beside || entry.is_idle()))
+            .filter(|entry| {
+                is_failed(entry) || !entry.is_open() || !(may_run_beside || may_run_alone && entry.is_idle())
+            })
             .map(|entry| entry.id)
             .collect();
         let route = &demand.model.policy.route;
@@ -492,11 +504,15 @@ impl Dispatcher {
         None
     }
 
-    /// It is not worth a start beside others, and something runs everywhere.
+    /// It is not worth a start beside others, and something runs everywhere; or it is not worth one where nothing runs either.
     fn waits_for_idle(&self, demand: &Demand) -> bool {
         let serves = |entry: &&Arc<InstanceEntry>| entry.is_open() && *entry.model == *demand.model.name();
-        !demand.may_run_beside(self.deps.clock.now())
-            && !self.deps.directory.load().iter().filter(serves).any(|entry| entry.is_idle())
+        let now = self.deps.clock.now();
+        let has_an_idle_one = || {
+            let directory = self.deps.directory.load();
+            demand.may_run_alone(now) && directory.iter().filter(serves).any(|entry| entry.is_idle())
+        };
+        !demand.may_run_beside(now) && !has_an_idle_one()
     }
 
     fn would_go_to(&self, demand: &Demand) -> Option<InstanceId> {

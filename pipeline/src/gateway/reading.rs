@@ -253,7 +253,8 @@ fn asked_of(row: &PolicyInputRow) -> Asked {
 }
 
 fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputRow {
-    let Forecast { lengths, services, drain_tokens_per_second, skill, queue } = &reading.forecast;
+    let Forecast { lengths, services, drain_tokens_per_second, skill, queue, missed_share, mean_seconds } =
+        &reading.forecast;
     let steps = queue.tiers.iter().zip(0u8..).flat_map(|(steps, tier)| {
         steps.iter().map(move |step| QueueStepRow {
             tier,
@@ -269,6 +270,8 @@ fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputR
         drain_tokens_per_second: *drain_tokens_per_second,
         skill: Some(vec![skill.first.mean, skill.first.variance, skill.whole.mean, skill.whole.variance]),
         queue_steps: Some(steps.collect()),
+        missed_share: Some(*missed_share),
+        request_seconds: *mean_seconds,
         ..row
     }
 }
@@ -318,6 +321,9 @@ fn forecast_of(row: &PolicyInputRow) -> ForecastReading {
         drain_tokens_per_second: row.drain_tokens_per_second,
         skill,
         queue: QueueProfile { tiers: [0, 1, 2].map(steps) },
+        // Earlier versions did not measure it.
+        missed_share: row.missed_share.unwrap_or(0.0),
+        mean_seconds: row.request_seconds,
     };
     ForecastReading { forecast, as_of: row.forecast_as_of }
 }

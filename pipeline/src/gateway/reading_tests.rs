@@ -55,6 +55,8 @@ fn forecast() -> ForecastReading {
         drain_tokens_per_second: Some(1.0 / 3.0),
         skill: Skill { first: ratio(0.1), whole: ratio(-0.2) },
         queue: QueueProfile { tiers: [Vec::new(), vec![step], vec![QueueStep { start_by: -1, ..step }, step]] },
+        missed_share: 1.0 / 7.0,
+        mean_seconds: Some(1.0 / 9.0),
     };
     ForecastReading { forecast, as_of: Some(300) }
 }

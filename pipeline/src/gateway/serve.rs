@@ -198,6 +198,12 @@ impl Case {
         slo.seen.worth_by(&slo.model.policy.deadline)
     }
 
+    /// By when it must start to be worth it where nothing runs; `None`: it always is.
+    fn alone_by(&self) -> Option<Micros> {
+        let slo = self.slo.as_ref()?;
+        slo.seen.alone_by(&slo.model.policy.deadline)
+    }
+
     /// What its deadline asks of an instance's time: by when it is due, at the length expected of it.
     fn due(&self, demand: &Demand) -> Option<Due> {
         let slo = self.slo.as_ref().filter(|slo| slo.model.policy.deadline.mode == Mode::On)?;
@@ -301,6 +307,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         sequences: ask.sequences.max(1),
         start_by: None,
         worth_by: None,
+        alone_by: None,
         due: None,
         known: Arc::default(),
         since: case.recorder.arrived_at(),
@@ -340,7 +347,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     case.turns = ask.turns;
     demand.known = Arc::new(std::mem::take(&mut reading.forecast.forecast));
     case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, (reading.lot, now)));
-    (demand.start_by, demand.worth_by) = (case.start_by(), case.worth_by());
+    (demand.start_by, demand.worth_by, demand.alone_by) = (case.start_by(), case.worth_by(), case.alone_by());
     demand.due = case.due(&demand);
     if let Some(came) = case.came(&demand, verdict.candidates()) {
         gateway.dispatcher.learn(model, |learnt| learnt.upcoming.came(came));
@@ -519,6 +526,7 @@ impl Plans<'_> {
                     start_by: self.demand.start_by,
                     // It has begun: what it was worth is decided.
                     worth_by: None,
+                    alone_by: None,
                     since: self.demand.since,
                     known: self.demand.known.clone(),
                     due: self.demand.due.map(|due| Due { sequences: 1, ..due }),

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     ids::Micros,
-    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Wait, chance},
+    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Venture, Wait, chance},
     rows::{SloReliabilityRow, SloRow},
 };
 
@@ -62,6 +62,7 @@ struct Start {
     at: Micros,
     run: Option<Run>,
     meet: Option<f64>,
+    venture: Option<Venture>,
 }
 
 impl SloCase {
@@ -97,8 +98,15 @@ impl SloCase {
             wait: Wait::None,
         };
         let run = chosen.and_then(|cost| Run::of(&request, cost, &known));
-        let meet = run.as_ref().map(|run| chance(run, &request, &known));
-        self.start = Some(Start { at: reading.now, run, meet });
+        let (meet, seconds) = run.as_ref().map(|run| chance(run, &request, &known)).unzip();
+        // An answer without a stated deadline is of use whenever it comes; what is let through to see is not started for its chance.
+        let of_use = |meet: f64| if self.seen.deadline.is_stated { meet } else { 1.0 };
+        let venture = meet.zip(seconds).filter(|_| !self.seen.is_trial);
+        let venture = venture.and_then(|(meet, seconds)| Venture::new(reading.now, seconds, of_use(meet)));
+        if let Some(venture) = &venture {
+            gateway.dispatcher.learn(&self.model, |learnt| learnt.waste.started(venture));
+        }
+        self.start = Some(Start { at: reading.now, run, meet, venture });
     }
 
     fn margin(&self, recorder: &Recorder, (end, now): (SloEnd, Micros)) -> Option<Micros> {
@@ -129,9 +137,13 @@ impl SloCase {
                 learnt.skill.learn_whole(prompt, run.plain_whole(self.longest(recorder)).mean, seconds(now));
             }
         }
+        let is_met = end == SloEnd::Finished && self.margin(recorder, (end, now)).is_some_and(|left| left >= 0);
+        let met = |is_met: bool| if is_met { Met::Yes } else { Met::No };
         if let Some(outlook) = &self.seen.outlook {
-            let is_met = end == SloEnd::Finished && self.margin(recorder, (end, now)).is_some_and(|left| left >= 0);
-            learnt.reliability.learn(self.tier, outlook.meet, if is_met { Met::Yes } else { Met::No });
+            learnt.reliability.learn(self.tier, outlook.meet, met(is_met));
+        }
+        if let Some(venture) = self.start.as_ref().and_then(|start| start.venture) {
+            learnt.waste.ended(now, &venture, met(is_met || !self.seen.deadline.is_stated));
         }
     }
 

@@ -122,5 +122,6 @@ pub fn outlook_of(
             own_tokens: token_cost(place.prompt_tokens, place.max_tokens),
         },
     };
-    outlook(&request, &reading.forecast.forecast, policy.deadline.chances(place.tier))
+    let forecast = &reading.forecast.forecast;
+    outlook(&request, forecast, policy.deadline.chances(place.tier, forecast.missed_share))
 }

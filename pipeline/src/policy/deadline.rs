@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::{ConfigError, Mode, require},
     ids::Micros,
-    policy::{Chances, Tier},
+    policy::{Chances, Tier, worth},
 };
 
 /// What becomes of a sequence that runs past the deadline of its whole answer.
@@ -66,6 +66,8 @@ pub struct DeadlineConfig {
     pub meet_min: ByTier<f64>,
     pub start_min: f64,
     pub worth_min: f64,
+    pub worth_max: f64,
+    pub missed_max: f64,
     pub late: OnLate,
     pub trial_share: f64,
     #[serde(with = "humantime_serde")]
@@ -87,17 +89,25 @@ impl DeadlineConfig {
             let is_share = (0.0..1.0).contains(&share) && share <= self.worth_min;
             require(is_share, "policy.deadline.meet_min", share, "a share from 0 to policy.deadline.worth_min")?;
         }
-        let is_share = self.worth_min <= self.start_min;
-        require(is_share, "policy.deadline.worth_min", self.worth_min, "at most policy.deadline.start_min")?;
+        let is_share = self.worth_min <= self.worth_max;
+        require(is_share, "policy.deadline.worth_min", self.worth_min, "at most policy.deadline.worth_max")?;
+        require(self.worth_max < 1.0, "policy.deadline.worth_max", self.worth_max, "a share below 1")?;
+        let is_share = self.missed_max > 0.0 && self.missed_max <= 1.0;
+        require(is_share, "policy.deadline.missed_max", self.missed_max, "a share above 0 and at most 1")?;
         let is_share = self.start_min > 0.0 && self.start_min < 1.0;
         require(is_share, "policy.deadline.start_min", self.start_min, "a share above 0 and below 1")?;
         let is_share = (0.0..=1.0).contains(&self.trial_share);
         require(is_share, "policy.deadline.trial_share", self.trial_share, "a share from 0 to 1")
     }
 
-    /// The chances that decide about a tier.
-    pub fn chances(&self, tier: Tier) -> Chances {
-        Chances { start: self.start_min, worth: self.worth_min, refuse: self.meet_min.of(tier) }
+    /// The chances that decide about a tier, while such a share of the engines' time goes to answers that come too late.
+    pub fn chances(&self, tier: Tier, missed_share: f64) -> Chances {
+        Chances {
+            start: self.start_min,
+            worth: worth(missed_share, self),
+            alone: self.worth_min,
+            refuse: self.meet_min.of(tier),
+        }
     }
 
     /// Sequences with this deadline are dropped by the engine from this time on.

@@ -78,6 +78,12 @@ impl SloSeen {
         self.outlook.filter(|_| counts)?.worth_by
     }
 
+    /// Latest start that is worth it where nothing runs; `None`: any is.
+    pub fn alone_by(&self, config: &DeadlineConfig) -> Option<Micros> {
+        let counts = config.mode == config::Mode::On && !self.is_trial;
+        self.outlook.filter(|_| counts)?.alone_by
+    }
+
     fn is_worth_a_start(&self, now: Micros, config: &DeadlineConfig) -> bool {
         self.worth_by(config).is_none_or(|by| by >= now)
     }
@@ -196,12 +202,12 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
         view: arrival.view,
         wait,
     };
-    let found = outlook(&request, arrival.forecast, policy.deadline.chances(tier));
+    let found = outlook(&request, arrival.forecast, policy.deadline.chances(tier, arrival.forecast.missed_share));
     let mut seen = SloSeen { deadline, outlook: found, is_trial: false };
     if !matches!(verdict.admission, Admission::Reject { .. }) {
         match judge(&seen, (tier, arrival.lot), &policy.deadline) {
             Judgement::Keep if seen.is_worth_a_start(arrival.now, &policy.deadline) => {}
-            Judgement::Keep => wait_for_idle(arrival, policy, verdict),
+            Judgement::Keep => wait_for_idle(arrival, &seen, policy, verdict),
             Judgement::Try => seen.is_trial = true,
             Judgement::Refuse { retry_after } => {
                 verdict.admission = Admission::Reject { reason: RejectReason::PredictedMiss, retry_after };
@@ -211,12 +217,14 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
     verdict.slo = Some(seen);
 }
 
-/// What can hardly make its deadline any more waits for an instance on which nothing runs, where there is room to wait.
-fn wait_for_idle(arrival: &Arrival<'_>, policy: &config::Policy, verdict: &mut Verdict) {
+/// What can hardly make its deadline any more waits for an instance on which nothing runs, if a start is worth it there, where there is
+/// room to wait.
+fn wait_for_idle(arrival: &Arrival<'_>, seen: &SloSeen, policy: &config::Policy, verdict: &mut Verdict) {
     let (Admission::Admit { max_tokens }, Ok(placement)) = (&verdict.admission, &verdict.preview) else { return };
+    let is_lost = seen.alone_by(&policy.deadline).is_some_and(|by| by < arrival.now);
     let runs = arrival.view.instance(placement.instance).is_none_or(|instance| instance.leased_requests > 0);
     let size = EntrySize { tokens: token_cost(arrival.prompt_tokens, *max_tokens), bytes: arrival.bytes };
-    if runs && policy.queue.has_room(arrival.queue, size) {
+    if (runs || is_lost) && policy.queue.has_room(arrival.queue, size) {
         verdict.admission = Admission::Queue { max_tokens: *max_tokens };
     }
 }

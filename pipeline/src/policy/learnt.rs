@@ -1,5 +1,5 @@
-//! What the entry learns of itself: how fast its queue drains, how predictions of service time fare, what has come lately, and how
-//! often a predicted chance came true (SPEC A4: "its error is itself a metric").
+//! What the entry learns of itself: how fast its queue drains, how predictions of service time fare, what has come lately, how
+//! often a predicted chance came true, and what misses cost (SPEC A4: "its error is itself a metric").
 //!
 //! Plain meters without clock or lock. Invariants: nothing is said before there is evidence ([`GRANTS_MIN`],
 //! [`RATIOS_MIN`]); a drain that stops grows slower with every look. Cost: O(1) each. State: a few numbers,
@@ -7,7 +7,7 @@
 
 use crate::{
     ids::Micros,
-    policy::{Tier, Upcoming},
+    policy::{Tier, Upcoming, WasteMeter},
 };
 
 /// Grants from the queue before its drain is known.
@@ -205,6 +205,7 @@ pub struct Learnt {
     pub skill: SkillMeter,
     pub reliability: Reliability,
     pub upcoming: Upcoming,
+    pub waste: WasteMeter,
 }
 
 /// Was the deadline met?

@@ -12,6 +12,7 @@
 //! | `deadline`, `outlook` | by when a request must be answered, and the chance that it is (SPEC A4) |
 //! | `harm` | who of those that run on an instance would miss its deadline by a newcomer |
 //! | `upcoming` | who of those likely to come would miss its deadline by it |
+//! | `waste` | engine time lost on answers that come too late, and the chance that a start needs then |
 //! | `learnt` | how fast the queue drains, and how predictions fare |
 //! | `capacity` | the fraction of an instance that a token takes, by length of request (SPEC B1) |
 //! | `bucket_plan` | the scan cut of the length axis (SPEC B3) |
@@ -44,6 +45,7 @@ mod throttle;
 mod upcoming;
 mod variant;
 mod view;
+mod waste;
 
 pub use admit::*;
 pub use bucket_binding::*;
@@ -66,6 +68,7 @@ pub use throttle::*;
 pub use upcoming::*;
 pub use variant::*;
 pub use view::*;
+pub use waste::*;
 
 use crate::config::{self, ConfigError};
 
@@ -125,6 +128,9 @@ mod tests {
             refusal(|policy| policy.queue.weights.low = 9),
             refusal(|policy| policy.queue.aging = std::time::Duration::from_secs(121)),
             refusal(|policy| policy.deadline.meet_min.low = 0.99),
+            refusal(|policy| policy.deadline.worth_min = 0.96),
+            refusal(|policy| policy.deadline.worth_max = 1.0),
+            refusal(|policy| policy.deadline.missed_max = 0.0),
             refusal(|policy| policy.deadline.targets.high.first_token = std::time::Duration::ZERO),
             refusal(|policy| policy.route.lease_tokens_max = 0),
             refusal(|policy| policy.route.default_prefill_tokens_per_second = -1.0),
@@ -141,6 +147,9 @@ mod tests {
             policy.queue.weights = { high = 8, medium = 3, low = 9 }: expected high >= medium >= low
             policy.queue.aging = 121s: expected at most policy.queue.wait_max
             policy.deadline.meet_min = 0.99: expected a share from 0 to policy.deadline.worth_min
+            policy.deadline.worth_min = 0.96: expected at most policy.deadline.worth_max
+            policy.deadline.worth_max = 1: expected a share below 1
+            policy.deadline.missed_max = 0: expected a share above 0 and at most 1
             policy.deadline.targets = { first_token = 0ns, per_token = 250ms }: expected first_token above 0 and at most 1day
             policy.route.lease_tokens_max = 0: expected at least 1
             policy.route.default_prefill_tokens_per_second = -1: expected a rate above 0

@@ -12,7 +12,9 @@ use operators::{DecodeWork, Prediction, PrefillWork, ServiceTime};
 
 use crate::{
     ids::Micros,
-    policy::{CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Skill, Tier, TierWeights},
+    policy::{
+        CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Skill, Tier, TierWeights, worth_of,
+    },
 };
 
 /// Equally likely output lengths that stand for their distribution.
@@ -30,6 +32,10 @@ pub struct Forecast {
     pub drain_tokens_per_second: Option<f64>,
     pub skill: Skill,
     pub queue: QueueProfile,
+    /// Share of the engines' time that lately went to answers that came too late.
+    pub missed_share: f64,
+    /// Engine seconds of a request that started lately, on average; `None`: none did.
+    pub mean_seconds: Option<f64>,
 }
 
 /// Whose chance is asked for.
@@ -56,8 +62,11 @@ pub struct OutlookRequest<'a> {
 pub struct Chances {
     /// The latest start is when it has fallen to this share of the best that it had, or to `worth`.
     pub start: f64,
-    /// With less, were it to start now, a start is not worth it while others run or can still make theirs.
+    /// With less, were it to start now, a start is not worth it while others run or can still make theirs; of a request of mean size
+    /// (`waste`).
     pub worth: f64,
+    /// With less, were it to start now, a start is not worth it where nothing runs either.
+    pub alone: f64,
     /// With less a request is refused.
     pub refuse: f64,
 }
@@ -91,6 +100,8 @@ pub struct Outlook {
     /// The latest start that is worth it beside others, not before `start_by`; before now, if none is any more. `None`: any is, as of
     /// deadlines that nobody stated: those are worth something even when they are missed.
     pub worth_by: Option<Micros>,
+    /// The latest start that is worth it where nothing runs. `None` as there.
+    pub alone_by: Option<Micros>,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
 }
@@ -99,8 +110,11 @@ pub struct Outlook {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Run {
     first: Prediction,
+    prefill_seconds: f64,
     service: ServiceTime,
+    /// All there, and its own.
     sequences: u32,
+    own_sequences: u32,
     context_tokens: u64,
     skill: Skill,
     pub drain_seconds: f64,
@@ -125,11 +139,28 @@ impl Run {
         let first = Prediction { mean: prefill.mean + before, variance: prefill.variance };
         Some(Run {
             first,
+            prefill_seconds: prefill.mean,
             service: *service,
+            own_sequences: request.sequences,
             sequences: beside.saturating_add(request.sequences),
             context_tokens: engine.map_or(0, |engine| engine.context_tokens) + u64::from(request.prompt_tokens),
             skill: forecast.skill,
             drain_seconds: queue_seconds,
+        })
+    }
+
+    /// The same run were there nothing before it and nothing beside it. `None`: its time is not known then.
+    fn alone(&self, request: &OutlookRequest<'_>, cost: &CandidateCost) -> Option<Run> {
+        let cached_tokens = cost.hit_tokens.min(request.prompt_tokens);
+        let uncached_tokens = request.prompt_tokens - cached_tokens;
+        let prefill = self.service.prefill(&PrefillWork { uncached_tokens, cached_tokens, beside: 0 })?;
+        Some(Run {
+            first: Prediction { mean: prefill.mean + cost.fetch.seconds, variance: prefill.variance },
+            prefill_seconds: prefill.mean,
+            sequences: self.own_sequences,
+            context_tokens: u64::from(request.prompt_tokens),
+            drain_seconds: 0.0,
+            ..*self
         })
     }
 
@@ -146,6 +177,12 @@ impl Run {
             context_tokens: self.context_tokens,
         };
         self.service.decode(&work).map_or(self.first, |decode| self.first.plus(&decode))
+    }
+
+    /// Seconds of the engine that it takes if each of its sequences comes to so many tokens: its prompt's and its part of the batches.
+    pub fn engine_seconds(&self, tokens: u32) -> f64 {
+        let decode = self.plain_whole(tokens).mean - self.first.mean;
+        self.prefill_seconds + decode * f64::from(self.own_sequences) / f64::from(self.sequences.max(1))
     }
 
     fn first(&self) -> Prediction {
@@ -191,6 +228,8 @@ struct Race {
     /// One for each length that the answer may have; none if it may take whatever it takes.
     wholes: Vec<(Prediction, f64)>,
     whole_seconds: f64,
+    /// Of one sequence, on average; `None`: not known.
+    mean_tokens: Option<u32>,
 }
 
 impl Race {
@@ -198,10 +237,11 @@ impl Race {
         let seconds = |by: Micros| (by - request.now) as f64 / 1e6;
         // An unknown length is one token: what is certain to be needed.
         let known: &[u32] = if lengths.is_empty() { &[1] } else { lengths };
-        let (mut wholes, mut sum) = (Vec::with_capacity(known.len()), 0.0);
+        let (mut wholes, mut sum, mut tokens) = (Vec::with_capacity(known.len()), 0.0, 0u64);
         let mut before: Option<(u32, Prediction)> = None;
         for length in known {
             let length = (*length).clamp(1, request.max_tokens.max(1));
+            tokens += u64::from(length);
             let whole =
                 before.filter(|(other, _)| *other == length).map_or_else(|| run.whole(length), |(_, same)| same);
             before = Some((length, whole));
@@ -209,7 +249,8 @@ impl Race {
             wholes.extend(request.deadline.whole_by(length).map(|by| (whole, seconds(by))));
         }
         let first = (run.first(), seconds(request.deadline.first_token));
-        Race { first, wholes, whole_seconds: sum / known.len() as f64 }
+        let mean_tokens = (!lengths.is_empty()).then(|| (tokens / known.len() as u64) as u32);
+        Race { first, wholes, whole_seconds: sum / known.len() as f64, mean_tokens }
     }
 
     fn whole_due_seconds(&self) -> Option<f64> {
@@ -250,13 +291,17 @@ struct Entry {
     race: Race,
     wait: Prediction,
     longest_wait: Option<f64>,
+    worth: f64,
+    /// Were nothing there.
+    alone: Option<Race>,
     drain_seconds: f64,
 }
 
-/// The chance of a request that starts now, as this run.
-pub fn chance(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> f64 {
+/// The chance of a request that starts now, as this run, and the engine seconds that it takes.
+pub fn chance(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> (f64, f64) {
     let lengths = &forecast.lengths[usize::from(request.tier.number())];
-    Race::of(run, request, lengths).meet(&Prediction::default())
+    let race = Race::of(run, request, lengths);
+    (race.meet(&Prediction::default()), run.engine_seconds(race.mean_tokens.unwrap_or(request.max_tokens)))
 }
 
 /// What is to be expected of a request. `None`: nothing is known of any candidate.
@@ -270,20 +315,24 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         // A request whose chance was never good, as that of a short one whose time cannot be told well, is late when it has lost
         // a part of it, as others are.
         let best = request.best.max(now);
-        let longest_wait = race.longest_wait((chances.start * best).max(chances.worth), 0.0);
+        let seconds = race.mean_tokens.map(|tokens| run.engine_seconds(tokens));
+        let worth = seconds.map_or(chances.worth, |seconds| worth_of(chances.worth, seconds, forecast.mean_seconds));
+        let longest_wait = race.longest_wait((chances.start * best).max(worth), 0.0);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if found.as_ref().is_none_or(|other| meet > other.meet) {
             let drain_seconds = run.drain_seconds;
-            found = Some(Entry { meet, best, race, wait, longest_wait, drain_seconds });
+            let alone = run.alone(request, cost).filter(|_| request.deadline.is_stated);
+            let alone = alone.map(|alone| Race::of(&alone, request, lengths));
+            found = Some(Entry { meet, best, race, wait, longest_wait, worth, alone, drain_seconds });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, best, race, wait, longest_wait, drain_seconds } = found?;
+    let Entry { meet, best, race, wait, longest_wait, worth, alone, drain_seconds } = found?;
     let before = wait.mean + drain_seconds;
     let latest = |wait: Option<f64>| wait.map_or(request.now - 1, |seconds| request.now + micros(seconds));
     let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
@@ -296,7 +345,8 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         first_token_due_seconds: race.first.1,
         whole_due_seconds: race.whole_due_seconds(),
         start_by: latest(longest_wait),
-        worth_by: request.deadline.is_stated.then(|| latest(race.longest_wait(chances.worth, 0.0))),
+        worth_by: request.deadline.is_stated.then(|| latest(race.longest_wait(worth, 0.0))),
+        alone_by: alone.map(|alone| latest(alone.longest_wait(worth.min(chances.alone), 0.0))),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })
 }

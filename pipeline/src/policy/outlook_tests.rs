@@ -10,7 +10,7 @@ use crate::{
 };
 
 const SECOND: i64 = 1_000_000;
-const CHANCES: Chances = Chances { start: 0.9, worth: 0.6, refuse: 0.05 };
+const CHANCES: Chances = Chances { start: 0.9, worth: 0.6, alone: 0.4, refuse: 0.05 };
 
 /// 10 ms a step and 0.1 ms a prompt token; decode steps of 20 ms.
 fn service() -> ServiceTime {
@@ -123,7 +123,9 @@ fn the_latest_start_that_is_worth_it() {
         outlook(&ask(deadline, &candidates, &view), &Forecast { skill: sharp, ..forecast(lengths) }, CHANCES).unwrap()
     };
     let half = of(&due(1, 3), vec![50, 50, 50, 50, 500, 500, 500, 500]);
-    assert!(half.worth_by < Some(0), "{half:?}");
+    assert!(half.worth_by < Some(0) && half.alone_by > Some(0), "half is worth a start where nothing runs: {half:?}");
+    let few = of(&due(1, 3), vec![50, 50, 500, 500, 500, 500, 500, 500]);
+    assert!(few.alone_by < Some(0), "{few:?}");
     let most = of(&due(2, 3), vec![50, 50, 50, 50, 50, 50, 100, 100]);
     assert!(most.worth_by > Some(most.start_by) && most.start_by > 0, "three quarters are still worth it: {most:?}");
     let sure = of(&due(5, 10), vec![101; 8]);

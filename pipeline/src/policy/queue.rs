@@ -8,7 +8,7 @@
 //! What waited `aging` goes before everything else, oldest first, as one grant in [`AGED_EVERY`] at most: so nothing starves,
 //! and a queue in which all have waited that long is still shared by weight. An entry whose latest start has passed can no
 //! longer make its deadline: it goes when nothing that can waits, oldest first; those that are not worth a start beside others, which
-//! wait for an instance to be idle, after the rest, so that they hold up nobody.
+//! wait for an instance to be idle, after the rest, so that they hold up nobody, the newest first: it has the most time left.
 //!
 //! Bounds: `requests_max`, `tokens_max` and `bytes_max`; at any, [`FairQueue::push`] gives the item back. A request larger
 //! than `tokens_max` or `bytes_max` is taken by an empty queue, so that it can ever run. Time: O(log n) each; looking at
@@ -261,7 +261,7 @@ impl<T> FairQueue<T> {
         order.sort_by_key(|lane| lane.tag);
         let by_weight = order.into_iter().flat_map(Lane::heads).filter(|ticket| Some(ticket) != aged);
         let heads = aged.copied().into_iter().chain(by_weight);
-        let heads = heads.chain(self.late.first().copied()).chain(self.hopeless.first().copied());
+        let heads = heads.chain(self.late.first().copied()).chain(self.hopeless.last().copied());
         heads.take(HEADS_MAX).filter_map(|ticket| Some((ticket, self.entries.get(&ticket)?))).collect()
     }
 

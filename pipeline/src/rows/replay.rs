@@ -141,6 +141,8 @@ pub struct PolicyInputRow {
     pub bucket_seats: Option<Vec<SeatRow>>,
     pub prompts_due: Option<Vec<PromptDueRow>>,
     pub spared: Option<Vec<u32>>,
+    pub missed_share: Option<f64>,
+    pub request_seconds: Option<f64>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

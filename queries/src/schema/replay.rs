@@ -186,6 +186,18 @@ pub(super) fn policy_inputs() -> Vec<Field> {
             DataType::UInt32,
             "placement: instances that took no more, since requests there would have missed their deadlines; NULL: none",
         )),
+        optional(number(
+            "missed_share",
+            DataType::Float64,
+            "",
+            "arrival, wait: share, from 0 to 1, of the engines' time that lately went to answers that came too late, or is expected to",
+        )),
+        optional(number(
+            "request_seconds",
+            DataType::Float64,
+            "s",
+            "arrival, wait: engine time of a request that started lately, on average; NULL: none did",
+        )),
     ]
 }
 

@@ -204,6 +204,8 @@ fn policy_input() -> PolicyInputRow {
         because: Some("waited".into()),
         model: Some("smol".into()),
         spared: Some(vec![2]),
+        missed_share: Some(0.25),
+        request_seconds: Some(0.125),
         prompts_due: Some(vec![PromptDueRow { instance: 1, due_us: -7, tokens: 12 }]),
         bucket_seats: Some(vec![SeatRow {
             instance: 1,
