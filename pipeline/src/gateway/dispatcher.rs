@@ -63,7 +63,7 @@ pub struct Demand {
     pub start_by: Option<Micros>,
     /// Latest start that is worth it beside others; then it starts only where nothing runs. `None`: any is.
     pub worth_by: Option<Micros>,
-    /// Latest start that is worth it where nothing runs, as of when it came. `None`: any is.
+    /// Latest start that is worth it where nothing runs. `None`: any is.
     pub alone_by: Option<Micros>,
     /// When it came.
     pub since: Micros,
@@ -420,6 +420,7 @@ impl Dispatcher {
             since: self.deps.clock.now(),
             start_by: demand.start_by,
             worth_by: demand.worth_by,
+            alone_by: demand.alone_by,
             item: Pending { demand, grant },
         };
         let before = queue.load();
@@ -465,6 +466,7 @@ impl Dispatcher {
                 let demand_of = |head: &Waiting<Pending>| Demand {
                     start_by: head.start_by,
                     worth_by: head.worth_by,
+                    alone_by: head.alone_by,
                     ..head.item.demand.clone()
                 };
                 heads.map(|(ticket, head)| (ticket, demand_of(head))).collect()

@@ -10,7 +10,7 @@ use super::{
     dispatcher::{Dispatcher, Grant},
     registry::Model,
 };
-use crate::{ids::Micros, policy::Ticket};
+use crate::policy::{Starts, Ticket};
 
 /// A place in the queue; leaving it (drop) takes the entry out.
 pub struct QueuePlace {
@@ -30,8 +30,8 @@ impl QueuePlace {
     }
 
     /// Changes the latest starts of what waits.
-    pub fn retime(&self, start_by: Option<Micros>, worth_by: Option<Micros>) {
-        self.dispatcher.group(&self.model).queue().retime(self.ticket, start_by, worth_by);
+    pub fn retime(&self, starts: Starts) {
+        self.dispatcher.group(&self.model).queue().retime(self.ticket, starts);
     }
 
     /// Waits for the grant at most `wait_max`; `None` when that has passed.

@@ -29,8 +29,8 @@ use crate::{
     config::Mode,
     ids::Micros,
     policy::{
-        Admission, Arrival, Asked, Came, CandidateCost, Classified, Placement, QueueLoad, RejectReason, Tier, Verdict,
-        ViewMode, decide, lot_of,
+        Admission, Arrival, Asked, Came, CandidateCost, Classified, DeadlineConfig, Placement, QueueLoad, RejectReason,
+        SloSeen, Starts, Tier, Verdict, ViewMode, decide, lot_of,
     },
     rows::PolicyInputRow,
 };
@@ -192,16 +192,12 @@ impl Case {
         })
     }
 
-    /// By when it must start to be worth it beside others; `None`: it always is.
-    pub(super) fn worth_by(&self) -> Option<Micros> {
-        let slo = self.slo.as_ref()?;
-        slo.seen.worth_by(&slo.model.policy.deadline)
-    }
-
-    /// By when it must start to be worth it where nothing runs; `None`: it always is.
-    fn alone_by(&self) -> Option<Micros> {
-        let slo = self.slo.as_ref()?;
-        slo.seen.alone_by(&slo.model.policy.deadline)
+    /// By when it must start for others to let it go first, and to be worth it.
+    pub(super) fn starts(&self) -> Starts {
+        let of = |worth: fn(&SloSeen, &DeadlineConfig) -> Option<Micros>| {
+            self.slo.as_ref().and_then(|slo| worth(&slo.seen, &slo.model.policy.deadline))
+        };
+        Starts { start_by: self.start_by(), worth_by: of(SloSeen::worth_by), alone_by: of(SloSeen::alone_by) }
     }
 
     /// What its deadline asks of an instance's time: by when it is due, at the length expected of it.
@@ -347,7 +343,8 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     case.turns = ask.turns;
     demand.known = Arc::new(std::mem::take(&mut reading.forecast.forecast));
     case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, (reading.lot, now)));
-    (demand.start_by, demand.worth_by, demand.alone_by) = (case.start_by(), case.worth_by(), case.alone_by());
+    let Starts { start_by, worth_by, alone_by } = case.starts();
+    (demand.start_by, demand.worth_by, demand.alone_by) = (start_by, worth_by, alone_by);
     demand.due = case.due(&demand);
     if let Some(came) = case.came(&demand, verdict.candidates()) {
         gateway.dispatcher.learn(model, |learnt| learnt.upcoming.came(came));

@@ -63,7 +63,7 @@ pub async fn wait_for_grant(
                 return Waited::GivenUp(retry_after);
             }
         }
-        place.retime(case.start_by(), case.worth_by());
+        place.retime(case.starts());
     }
 }
 
@@ -85,6 +85,7 @@ fn reconsider(reading: &WaitReading, slo: &mut SloCase) -> Judgement {
         Judgement::Keep => {
             if let Some(seen) = &mut slo.seen.outlook {
                 (seen.start_by, seen.worth_by) = (outlook.start_by, outlook.worth_by);
+                seen.alone_by = outlook.alone_by;
             }
         }
         Judgement::Try | Judgement::Refuse { .. } => {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::{ConfigError, Mode, require},
     ids::Micros,
-    policy::{Chances, Tier, worth},
+    policy::{Chances, Tier, alone, worth},
 };
 
 /// What becomes of a sequence that runs past the deadline of its whole answer.
@@ -105,7 +105,7 @@ impl DeadlineConfig {
         Chances {
             start: self.start_min,
             worth: worth(missed_share, self),
-            alone: self.worth_min,
+            alone: alone(missed_share, self.meet_min.of(tier), self),
             refuse: self.meet_min.of(tier),
         }
     }

@@ -131,7 +131,17 @@ pub struct Waiting<T> {
     pub start_by: Option<Micros>,
     /// Latest start that is worth it beside others, not before `start_by`; `None`: any is.
     pub worth_by: Option<Micros>,
+    /// Latest start that is worth it where nothing runs; `None`: any is. The order does not mind it.
+    pub alone_by: Option<Micros>,
     pub item: T,
+}
+
+/// When an entry must start; see [`Waiting`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Starts {
+    pub start_by: Option<Micros>,
+    pub worth_by: Option<Micros>,
+    pub alone_by: Option<Micros>,
 }
 
 impl<T> Waiting<T> {
@@ -230,9 +240,11 @@ impl<T> FairQueue<T> {
     }
 
     /// Changes the latest starts of an entry that still waits.
-    pub fn retime(&mut self, ticket: Ticket, start_by: Option<Micros>, worth_by: Option<Micros>) {
-        let new = (start_by, worth_by);
-        if self.entries.get(&ticket).is_none_or(|waiting| (waiting.start_by, waiting.worth_by) == new) {
+    pub fn retime(&mut self, ticket: Ticket, starts: Starts) {
+        let new = (starts.start_by, starts.worth_by);
+        let Some(waiting) = self.entries.get_mut(&ticket) else { return };
+        waiting.alone_by = starts.alone_by;
+        if (waiting.start_by, waiting.worth_by) == new {
             return;
         }
         self.leave(ticket);

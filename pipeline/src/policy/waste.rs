@@ -90,8 +90,17 @@ fn kept(us: Micros) -> f64 {
 /// The chance below which a start beside others is not worth it for a request of mean size, while such a share of the engines' time
 /// is lost.
 pub fn worth(missed_share: f64, config: &DeadlineConfig) -> f64 {
-    let part = (missed_share / config.missed_max).clamp(0.0, 1.0);
-    config.worth_min + part * (config.worth_max - config.worth_min)
+    between((config.worth_min, config.worth_max), missed_share, config)
+}
+
+/// The chance below which a start is not worth it where nothing runs either: that of a refusal, while nothing is lost. What begins
+/// in vain on an idle instance holds up who comes next.
+pub fn alone(missed_share: f64, refuse: f64, config: &DeadlineConfig) -> f64 {
+    between((refuse, config.worth_min), missed_share, config)
+}
+
+fn between((least, most): (f64, f64), missed_share: f64, config: &DeadlineConfig) -> f64 {
+    least + (missed_share / config.missed_max).clamp(0.0, 1.0) * (most - least)
 }
 
 /// The same for a request that takes so many engine seconds. Below 1 and above 0 if `worth` is.
@@ -158,6 +167,7 @@ mod tests {
         let of = |share: f64| worth(share * config.missed_max, config);
         assert_eq!((of(0.0), of(1.0), of(50.0)), (config.worth_min, config.worth_max, config.worth_max));
         assert!((of(0.5) - (config.worth_min + config.worth_max) / 2.0).abs() < 1e-12);
+        assert_eq!((alone(0.0, 0.05, config), alone(1.0, 0.05, config)), (0.05, config.worth_min));
         let odds = |seconds: f64| worth_of(0.8, seconds, Some(2.0)) / (1.0 - worth_of(0.8, seconds, Some(2.0)));
         for (seconds, expected) in [(2.0, 4.0), (1.0, 2.0), (4.0, 8.0), (0.0, 1.0), (1e9, 16.0)] {
             assert!((odds(seconds) - expected).abs() < 1e-9, "{seconds}: {}", odds(seconds));

@@ -95,7 +95,16 @@ mod tests {
             let size = EntrySize { tokens: 100, bytes: 0 };
             let start_by = Some(1000 + number);
             queue
-                .push(Waiting { tier, tenant: "ann".into(), size, since: 0, start_by, worth_by: None, item: () })
+                .push(Waiting {
+                    tier,
+                    tenant: "ann".into(),
+                    size,
+                    since: 0,
+                    start_by,
+                    worth_by: None,
+                    alone_by: None,
+                    item: (),
+                })
                 .unwrap();
         }
         let profile = queue.profile();

@@ -11,7 +11,7 @@ const TENANTS: [&str; 3] = ["ann", "bob", "eve"];
 
 fn entry(tier: Tier, tokens: u64, since: Micros) -> Waiting<usize> {
     let size = EntrySize { tokens, bytes: 1 };
-    Waiting { tier, tenant: "ann".into(), size, since, start_by: None, worth_by: None, item: 0 }
+    Waiting { tier, tenant: "ann".into(), size, since, start_by: None, worth_by: None, alone_by: None, item: 0 }
 }
 
 fn of(tenant: &str, item: usize, start_by: Option<Micros>) -> Waiting<usize> {
@@ -79,10 +79,10 @@ fn tenants_of_a_tier_share_it_evenly() {
 fn least_slack_goes_first_and_the_late_last() {
     let mut queue = FairQueue::new(&test_policy().queue);
     let tickets = [None, Some(900), Some(300), Some(600)].map(|start| queue.push(of("ann", 0, start)).unwrap());
-    queue.retime(tickets[3], Some(100), None);
+    queue.retime(tickets[3], Starts { start_by: Some(100), ..Starts::default() });
     assert_eq!(queue.peek(50, STEP).unwrap().0, tickets[3], "its slack is the least now");
     assert_eq!(queue.peek(400, STEP).unwrap().0, tickets[1], "two are late");
-    queue.retime(tickets[2], Some(700), None);
+    queue.retime(tickets[2], Starts { start_by: Some(700), ..Starts::default() });
     assert_eq!(
         queue.peek(400, STEP).unwrap().0,
         tickets[2],
@@ -319,6 +319,7 @@ proptest! {
                         since: now,
                         start_by,
                         worth_by,
+                        alone_by: None,
                         item: tickets.len(),
                     };
                     twin.enter(&waiting, &late);
@@ -346,7 +347,7 @@ proptest! {
                 }
                 Act::Retime { which, slack } if !tickets.is_empty() => {
                     let (item, new) = (which % tickets.len(), starts(now, slack));
-                    queue.retime(tickets[item], new.0, new.1);
+                    queue.retime(tickets[item], Starts { start_by: new.0, worth_by: new.1, alone_by: None });
                     let place = twin.waiting.iter().position(|(_, w)| w.item == item);
                     if let Some(place) = place
                         && let waiting = &mut twin.waiting[place].1
