@@ -455,3 +455,37 @@ async fn signal() {
         _ = terminated => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: a port taken on one runtime, served on another, and a client that connects from the first.
+    /// Guarantees: the connection is taken, and what the door spawns runs, on threads of the other.
+    #[test]
+    fn a_door_is_served_on_the_runtime_that_it_is_given() {
+        let named = |name: &str| {
+            Builder::new_multi_thread().worker_threads(1).thread_name(name).enable_all().build().expect("a runtime")
+        };
+        let (chat, sql) = (named("chat"), named("sql"));
+        let (told, tells) = std::sync::mpsc::channel();
+        chat.block_on(async {
+            let listener = http::listen("server.pg_listen", ([127, 0, 0, 1], 0).into()).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let door = |listener: TcpListener| async move {
+                let tell = move || told.send(std::thread::current().name().map(String::from)).unwrap();
+                let connection = listener.accept().await.unwrap();
+                tell();
+                tokio::spawn(async move {
+                    tell();
+                    drop(connection);
+                });
+            };
+            serve_on(&sql, listener, door).unwrap();
+            tokio::net::TcpStream::connect(address).await.unwrap();
+        });
+        for _ in 0..2 {
+            assert_eq!(tells.recv().unwrap().as_deref(), Some("sql"));
+        }
+    }
+}
