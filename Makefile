@@ -46,7 +46,7 @@ endif
 doc:
 	cargo test --workspace --doc
 
-# A real server with a real model: the official OpenAI client, snapshots in three tools, the page in a browser.
+# A real server with a real model: the official OpenAI client, snapshots in three tools and two stores, the page in a browser.
 live: build model
 	EVENKEEL_BIN=$(BIN) EVENKEEL_VENV=$(VENV) bash tests/live/run.sh
 

@@ -8,7 +8,9 @@ venv="${EVENKEEL_VENV:-$PWD/.venv}"
 work=$(mktemp -d)
 passed=0 failed=0 skipped=0
 server=
+stores=()
 finish() {
+  [ "${#stores[@]}" = 0 ] || kill "${stores[@]}" 2>/dev/null
   [ -n "$server" ] && kill "$server" 2>/dev/null && wait "$server" 2>/dev/null
   rm -rf "$work"
 }
@@ -24,7 +26,7 @@ check() { # check NAME COMMAND…
   fi
 }
 
-if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pandas, pyarrow, polars, duckdb, psycopg, sqlalchemy, adbc_driver_flightsql' 2>/dev/null; then
+if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import openai, pandas, pyarrow, polars, duckdb, psycopg, sqlalchemy, adbc_driver_flightsql, moto.server' 2>/dev/null; then
   echo "installing Python tools (once) into $venv"
   python3 -m venv "$venv" && "$venv/bin/pip" install -q -r tests/python/requirements.txt || exit 1
 fi
@@ -92,6 +94,47 @@ fi
 check "ADBC over Flight SQL" "$venv/bin/python" tests/python/flight_sql_client.py
 check "doors stop on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
 unset EVENKEEL_TENANT EVENKEEL_KEY
+
+# store NAME URL COMMAND…: starts a store, and a server that writes snapshots to URL in it.
+store() {
+  local name=$1 url=$2
+  shift 2
+  "$@" >"$work/store-$name.log" 2>&1 &
+  stores+=($!)
+  for _ in $(seq 60); do
+    "$venv/bin/python" tests/python/object_stores.py make "$url" 2>"$work/store-$name-make.log" && break
+    sleep 1
+  done
+  printf '[snapshots]\ntarget = "%s"\nincremental = "on"\nretain_count = 2\n' "$url" >"$work/store-$name.toml"
+  serve "in-$name" --model simulated --workers 1 --config "$work/store-$name.toml"
+  check "snapshots in $name" env EVENKEEL_BIN="$EVENKEEL_BIN" "$venv/bin/python" tests/python/object_stores.py check "$url"
+  check "stops on SIGTERM beside $name" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
+}
+
+s3_port=$(port)
+export AWS_ACCESS_KEY_ID=me AWS_SECRET_ACCESS_KEY=sesame AWS_REGION=us-east-1
+export AWS_ENDPOINT_URL="http://127.0.0.1:$s3_port" AWS_ALLOW_HTTP=true
+store S3 s3://fleet/live "$venv/bin/moto_server" -H 127.0.0.1 -p "$s3_port"
+azurite="$venv/azurite/node_modules/.bin/azurite-blob"
+if [ ! -x "$azurite" ] && command -v npm >/dev/null; then
+  echo "installing Azurite (once) into $venv/azurite"
+  npm install --silent --no-fund --no-audit --prefix "$venv/azurite" azurite@3.35.0
+fi
+if [ -x "$azurite" ]; then
+  az_port=$(port)
+  # The account that every Azurite has.
+  export AZURE_STORAGE_ACCOUNT_NAME=devstoreaccount1 AZURE_ALLOW_HTTP=true
+  export AZURE_STORAGE_ACCOUNT_KEY=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==
+  export AZURE_STORAGE_ENDPOINT="http://127.0.0.1:$az_port/$AZURE_STORAGE_ACCOUNT_NAME"
+  store Azure az://fleet/live "$azurite" --blobHost 127.0.0.1 --blobPort "$az_port" --inMemoryPersistence --skipApiVersionCheck \
+    --disableTelemetry
+elif [ -n "${CI:-}" ]; then
+  failed=$((failed + 1))
+  echo "FAILED snapshots in Azure: Azurite could not be installed"
+else
+  skipped=$((skipped + 1))
+  echo "SKIPPED (no Azurite: npm and the network are needed once)"
+fi
 if [ -n "$chromium" ]; then
   # Little memory for KV, so that a few dozen prompts drive each other out of the caches.
   printf '[workers]\nkv_bytes_max = "24MiB"\n[dataflow]\nfunnel_window = "2s"\nmrc_interval = "2s"\n[[shadow.policies]]\nname = "even"\npolicy = { route = { policy = "round_robin" } }\n' >"$work/storm.toml"

@@ -13,7 +13,7 @@ use queries::{
     sql::STACK_BYTES,
 };
 
-use super::{prompt::Ask, remote::Format, snapshots::store_options};
+use super::{prompt::Ask, remote::Format, snapshots::store_settings};
 use crate::config::{self, Overrides};
 
 /// A snapshot that answers.
@@ -33,15 +33,12 @@ impl Offline {
             .thread_stack_size(STACK_BYTES)
             .enable_all()
             .build()?;
-        let place = Place::open(location, &store_options())?;
+        let config = config::load(None, Overrides::default())?;
+        let place = Place::open(location, &store_settings(&config.snapshots))?;
         let stored = runtime.block_on(StoredSnapshot::open(&place)).context("--snapshot")?;
         stored.check_readable()?;
         let stored = Arc::new(stored);
-        let engine = SqlEngine::new(
-            config::load(None, Overrides::default())?.sql.limits(),
-            stored.clone(),
-            runtime.handle().clone(),
-        );
+        let engine = SqlEngine::new(config.sql.limits(), stored.clone(), runtime.handle().clone());
         Ok(Offline { engine, stored, _runtime: runtime })
     }
 

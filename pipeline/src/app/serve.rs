@@ -15,7 +15,6 @@ use tokio::{
     runtime::{Builder, Runtime},
     sync::watch,
 };
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tower_http::cors::{self, AllowOrigin, CorsLayer};
 
@@ -59,6 +58,8 @@ use crate::{
 const SPANS_WAIT: Duration = Duration::from_secs(2);
 /// Threads for the server's own statements, which are few and short.
 const OWN_SQL_THREADS: usize = 2;
+/// Threads that encode answers to outside statements: while one is at a large answer, the other serves the rest.
+const SQL_DOOR_THREADS: usize = 2;
 
 /// Runs until a signal.
 pub fn run(config: Config) -> anyhow::Result<()> {
@@ -68,7 +69,8 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let ingest = Builder::new_multi_thread().worker_threads(1).thread_name("ingest").enable_all().build()?;
     let text_jobs = Builder::new_multi_thread().worker_threads(1).thread_name("text").build()?;
     let own_sql = query_runtime(OWN_SQL_THREADS)?;
-    let sql = Builder::new_multi_thread().worker_threads(1).thread_name("sql-door").enable_all().build()?;
+    let sql =
+        Builder::new_multi_thread().worker_threads(SQL_DOOR_THREADS).thread_name("sql-door").enable_all().build()?;
     let runtimes = Runtimes { main, ingest, text_jobs, own_sql, sql };
     let result = serve(&config, models, &runtimes);
     for runtime in [runtimes.main, runtimes.ingest, runtimes.text_jobs, runtimes.own_sql, runtimes.sql] {
@@ -83,7 +85,7 @@ struct Runtimes {
     text_jobs: Runtime,
     /// The server's own statements.
     own_sql: Runtime,
-    /// What goes to and comes from the process for SQL.
+    /// What goes to and comes from the process for SQL, and the Flight and PostgreSQL doors, which encode large answers.
     sql: Runtime,
 }
 
@@ -151,11 +153,13 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let pg_address = pg.as_ref().map(TcpListener::local_addr).transpose()?;
     let sql = keep_sql(config, plant, runtimes)?;
     let telemetry = Arc::new(BusSink(plant.bus.clone()));
-    let door = FlightDoor { answers: sql.answers(), keys: Keys::new(&config.server.keys), telemetry };
-    runtimes.ingest.spawn(serve_flight(flight, door, stop.clone()));
+    let (keys, bounds) = (Keys::new(&config.server.keys), flight_sql::Bounds::of(config));
+    let ingest = runtimes.ingest.handle().clone();
+    let door = FlightDoor { answers: sql.answers(), keys, telemetry, ingest, bounds };
+    serve_on(&runtimes.sql, flight, |flight| flight_sql::serve(flight, door, stop.clone()))?;
     if let Some(pg) = pg {
         let door = Arc::new(PgDoor::new(&config.server, sql.answers()));
-        runtimes.main.spawn(postgres::serve(pg, door, stop.clone()));
+        serve_on(&runtimes.sql, pg, |pg| postgres::serve(pg, door, stop.clone()))?;
     }
 
     // Without workers of our own, a model file counts the tokens of others.
@@ -218,6 +222,18 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     keepers.stop().await;
     join_all(supervisors.into_iter().map(Supervisor::stop)).await;
     tasks.into_iter().for_each(|task| task.abort());
+    Ok(())
+}
+
+/// Serves a port that was taken already on another runtime, which then also waits for its sockets.
+fn serve_on<F: Future<Output = ()> + Send + 'static>(
+    runtime: &Runtime,
+    listener: TcpListener,
+    door: impl FnOnce(TcpListener) -> F,
+) -> std::io::Result<()> {
+    let listener = listener.into_std()?;
+    let _guard = runtime.enter();
+    runtime.spawn(door(TcpListener::from_std(listener)?));
     Ok(())
 }
 
@@ -330,16 +346,6 @@ fn router(
     Ok(router.layer(cors))
 }
 
-async fn serve_flight(listener: TcpListener, door: FlightDoor, stop: CancellationToken) {
-    let served = tonic::transport::Server::builder()
-        .add_service(flight_sql::service(door))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
-        .await;
-    if let Err(error) = served {
-        tracing::error!(%error, "the Flight door ended");
-    }
-}
-
 async fn tick(gateway: Arc<Gateway>) {
     let mut interval = tokio::time::interval(Duration::from_secs(1));
     loop {
@@ -447,5 +453,39 @@ async fn signal() {
     tokio::select! {
         _ = tokio::signal::ctrl_c() => {}
         _ = terminated => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: a port taken on one runtime, served on another, and a client that connects from the first.
+    /// Guarantees: the connection is taken, and what the door spawns runs, on threads of the other.
+    #[test]
+    fn a_door_is_served_on_the_runtime_that_it_is_given() {
+        let named = |name: &str| {
+            Builder::new_multi_thread().worker_threads(1).thread_name(name).enable_all().build().expect("a runtime")
+        };
+        let (chat, sql) = (named("chat"), named("sql"));
+        let (told, tells) = std::sync::mpsc::channel();
+        chat.block_on(async {
+            let listener = http::listen("server.pg_listen", ([127, 0, 0, 1], 0).into()).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let door = |listener: TcpListener| async move {
+                let tell = move || told.send(std::thread::current().name().map(String::from)).unwrap();
+                let connection = listener.accept().await.unwrap();
+                tell();
+                tokio::spawn(async move {
+                    tell();
+                    drop(connection);
+                });
+            };
+            serve_on(&sql, listener, door).unwrap();
+            tokio::net::TcpStream::connect(address).await.unwrap();
+        });
+        for _ in 0..2 {
+            assert_eq!(tells.recv().unwrap().as_deref(), Some("sql"));
+        }
     }
 }

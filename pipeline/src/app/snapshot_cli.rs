@@ -13,7 +13,8 @@ use queries::snapshot::{MANIFEST, Manifest, Place};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{offline::moment, remote::Server, snapshot_routes::summary, snapshots::store_options};
+use super::{offline::moment, remote::Server, snapshot_routes::summary, snapshots::store_settings};
+use crate::config::{self, Overrides};
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -58,7 +59,8 @@ pub fn run(args: SnapshotArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match (&args.command, &args.out) {
         (Some(SnapshotCommand::List { place: Some(location), .. }), _) => {
-            let found = runtime.block_on(Place::open(location, &store_options())?.snapshots())?;
+            let stores = store_settings(&config::load(None, Overrides::default())?.snapshots);
+            let found = runtime.block_on(Place::open(location, &stores)?.snapshots())?;
             let lines: Vec<Value> = found.iter().rev().map(summary).collect();
             print(&lines)
         }

@@ -134,14 +134,13 @@ async fn fetch(
         Ok(place) => place.inside(&name),
         Err(fault) => return refused(&fault),
     };
-    match place.get(&file).await {
-        Ok(found) => {
-            let size = found.meta.size;
+    match place.read(&file).await {
+        Ok((size, bytes)) => {
             let kind = [(header::CONTENT_TYPE, "application/octet-stream".to_string())];
             let length = [(header::CONTENT_LENGTH, size.to_string())];
-            (kind, length, Body::from_stream(found.into_stream())).into_response()
+            (kind, length, Body::from_stream(bytes)).into_response()
         }
-        Err(SnapshotError::Store { source, .. }) if is_missing(&source) => {
+        Err(SnapshotError::Store { error, .. }) if is_missing(&error) => {
             none(&format!("No file {file} in snapshot {name}."))
         }
         Err(error) => refused(&error.into()),

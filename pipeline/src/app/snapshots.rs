@@ -23,8 +23,8 @@ use prometheus_client::{
 use queries::{
     LiveTables, Topic,
     snapshot::{
-        Format, Manifest, Place, Producer, Retention, SnapshotError, SnapshotOrder, continues, delete_surplus,
-        write_snapshot,
+        Format, Manifest, Place, Producer, Retention, SnapshotError, SnapshotOrder, StoreSettings, continues,
+        delete_surplus, write_snapshot,
     },
 };
 use serde::Deserialize;
@@ -107,7 +107,7 @@ pub struct Sources {
 pub struct Snapshots {
     config: config::Snapshots,
     sources: Sources,
-    options: Vec<(String, String)>,
+    stores: StoreSettings,
     producer: Producer,
     writing: Arc<Mutex<()>>,
     counted: Arc<Counted>,
@@ -123,8 +123,8 @@ impl Snapshots {
             program: format!("evenkeel {}", env!("CARGO_PKG_VERSION")),
             run: uuid::Uuid::now_v7().simple().to_string(),
         };
-        let (config, options) = (config.clone(), store_options());
-        Arc::new(Snapshots { config, sources, options, producer, writing: Arc::default(), counted })
+        let (config, stores) = (config.clone(), store_settings(config));
+        Arc::new(Snapshots { config, sources, stores, producer, writing: Arc::default(), counted })
     }
 
     /// The place of a target that the settings allow; `None`: the usual one.
@@ -135,7 +135,7 @@ impl Snapshots {
             let detail = format!("{target:?} is neither snapshots.target nor one of snapshots.allow_targets");
             return Err(SnapshotFault::Refused { field: "target", detail });
         }
-        Ok(Place::open(target, &self.options)?)
+        Ok(Place::open(target, &self.stores)?)
     }
 
     /// Writes one, or says why not. What was published before is in it. Who asked may go away: what has begun is finished and told
@@ -283,10 +283,26 @@ impl Snapshots {
 /// How writing went, and how long it took.
 type Attempt<'a> = (&'a Result<Manifest, SnapshotFault>, i64);
 
-/// What the environment says of stores, under the names that their own tools use.
-pub fn store_options() -> Vec<(String, String)> {
-    let ours = |name: &String| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|prefix| name.starts_with(prefix));
-    std::env::vars().filter(|(name, _)| ours(name)).map(|(name, value)| (name.to_ascii_lowercase(), value)).collect()
+/// How stores are reached: what the environment says of them, and how long they may take.
+pub fn store_settings(config: &config::Snapshots) -> StoreSettings {
+    let named =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    StoreSettings { options: store_options(named), timeout: config.store_timeout }
+}
+
+/// Names of Azure's own command line for what stores know by another.
+const ALIASES: [(&str, &str); 2] =
+    [("azure_storage_account", "azure_storage_account_name"), ("azure_storage_key", "azure_storage_account_key")];
+
+/// What `variables` say of stores, under the names that the stores' own tools use.
+fn store_options(variables: impl Iterator<Item = (String, String)>) -> Vec<(String, String)> {
+    let ours = |name: &str| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|prefix| name.starts_with(prefix));
+    let known = |name: String| {
+        let name = name.to_ascii_lowercase();
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
+        alias.map_or(name, |(_, known)| known.to_string())
+    };
+    variables.filter(|(name, _)| ours(name)).map(|(name, value)| (known(name), value)).collect()
 }
 
 #[derive(Debug)]
@@ -322,5 +338,32 @@ impl Collector for SnapshotMetrics {
             gauge.encode(encoder.encode_descriptor(name, help, Some(&Unit::Seconds), gauge.metric_type())?)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::store_options;
+
+    /// Scenario: variables of stores under the names of their tools, Azure's command line among them, and others.
+    /// Guarantees: stores see theirs in lower case, under the names that they know; nothing else is handed on.
+    #[test]
+    fn variables_of_stores_are_handed_on() {
+        let given = [
+            ("AWS_REGION", "eu-west-1"),
+            ("PATH", "/bin"),
+            ("AZURE_STORAGE_ACCOUNT", "fleet"),
+            ("AZURE_STORAGE_KEY", "aGVsbG8="),
+            ("GOOGLE_APPLICATION_CREDENTIALS", "/srv/key.json"),
+            ("MY_AWS_REGION", "none"),
+        ];
+        let seen = store_options(given.into_iter().map(|(name, value)| (name.to_string(), value.to_string())));
+        let wanted = [
+            ("aws_region", "eu-west-1"),
+            ("azure_storage_account_name", "fleet"),
+            ("azure_storage_account_key", "aGVsbG8="),
+            ("google_application_credentials", "/srv/key.json"),
+        ];
+        assert_eq!(seen, wanted.map(|(name, value)| (name.to_string(), value.to_string())));
     }
 }

@@ -52,6 +52,7 @@ pub struct Config {
 pub struct Server {
     pub listen: SocketAddr,
     pub flight_listen: SocketAddr,
+    pub flight_connections_max: usize,
     /// Of the PostgreSQL wire.
     pub pg_listen: Listen,
     pub pg_connections_max: usize,

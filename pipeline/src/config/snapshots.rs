@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 
 use queries::{
     Topic,
-    snapshot::{Format, Place},
+    snapshot::{Format, Place, store::without_secrets},
 };
 use serde::{Deserialize, Serialize, de::Error as _};
 
@@ -15,6 +15,8 @@ use super::{Config, ConfigError, Mode, did_you_mean, require};
 
 /// Shortest time between two scheduled snapshots.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// Shortest time a store is given.
+const STORE_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,6 +30,8 @@ pub struct Snapshots {
     pub chain_max: u32,
     pub retain_count: usize,
     pub retain_age: Span,
+    #[serde(with = "humantime_serde")]
+    pub store_timeout: Duration,
 }
 
 impl Snapshots {
@@ -89,7 +93,7 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         .chain(s.allow_targets.iter().map(|target| ("snapshots.allow_targets", target)))
     {
         let fault = Place::check(target).err().map(|error| error.to_string());
-        require(fault.is_none(), key, target, fault.unwrap_or_default())?;
+        require(fault.is_none(), key, without_secrets(target), fault.unwrap_or_default())?;
     }
     let interval_fits = s.interval.duration().is_none_or(|interval| interval >= INTERVAL_MIN);
     require(interval_fits, "snapshots.interval", s.interval, "\"off\" or at least 1s")?;
@@ -104,5 +108,41 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         require(is_new, "snapshots.tables", name, format!("names of tables, each once{near}"))?;
     }
     require((1..=1000).contains(&s.chain_max), "snapshots.chain_max", s.chain_max, "1 to 1000")?;
-    require(s.retain_count >= 1, "snapshots.retain_count", s.retain_count, "at least 1")
+    require(s.retain_count >= 1, "snapshots.retain_count", s.retain_count, "at least 1")?;
+    let is_long = s.store_timeout >= STORE_TIMEOUT_MIN;
+    require(is_long, "snapshots.store_timeout", format!("{:?}", s.store_timeout), "at least 100ms")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Overrides, load};
+
+    /// Scenario: values that cannot be. Guarantees: each is refused with its key, the value and what would be right; a target's secrets
+    /// are not repeated.
+    #[test]
+    fn wrong_values_are_named() {
+        let refusal = |change: fn(&mut Snapshots)| {
+            let mut config = load(None, Overrides::default()).expect("the defaults are valid");
+            change(&mut config.snapshots);
+            validate(&config).expect_err("a wrong value").to_string()
+        };
+        let lines = [
+            refusal(|snapshots| snapshots.interval = Span::Of(Duration::ZERO)),
+            refusal(|snapshots| snapshots.formats.clear()),
+            refusal(|snapshots| snapshots.tables = vec!["request".into()]),
+            refusal(|snapshots| snapshots.chain_max = 0),
+            refusal(|snapshots| snapshots.retain_count = 0),
+            refusal(|snapshots| snapshots.store_timeout = Duration::ZERO),
+            refusal(|snapshots| snapshots.target = "az://fleet/a?sig=sesame".into()),
+        ];
+        expect_test::expect![[r#"
+            snapshots.interval = 0s: expected "off" or at least 1s
+            snapshots.formats = []: expected "arrow", "parquet" or both, each once
+            snapshots.tables = request: expected names of tables, each once; did you mean `requests`?
+            snapshots.chain_max = 0: expected 1 to 1000
+            snapshots.retain_count = 0: expected at least 1
+            snapshots.store_timeout = 0ns: expected at least 100ms
+            snapshots.target = az://fleet/a: expected snapshot target "az://fleet/a" is no folder and no URL: a target has no user, password or options in it; credentials come from the environment; give a path, or a URL such as "s3://bucket/fleet", "gs://bucket/fleet", "az://container/fleet" or "file:///srv/snapshots""#]].assert_eq(&lines.join("\n"));
+    }
 }

@@ -9,8 +9,8 @@ use super::{
     variants,
 };
 
-/// Most sessions of the PostgreSQL wire that may be allowed.
-const PG_CONNECTIONS_MAX: usize = 10_000;
+/// Most sessions of the PostgreSQL wire, and of Flight SQL, that may be allowed.
+const DOOR_CONNECTIONS_MAX: usize = 10_000;
 
 /// How long a process of the dataflow may be silent, at least and at most.
 pub const HEARTBEAT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
@@ -224,13 +224,14 @@ fn server(server: &Server) -> Result<(), ConfigError> {
         server.flight_listen,
         guarded,
     )?;
-    at_least_one(server.pg_connections_max, "server.pg_connections_max")?;
-    require(
-        server.pg_connections_max <= PG_CONNECTIONS_MAX,
-        "server.pg_connections_max",
-        server.pg_connections_max,
-        format!("at most {PG_CONNECTIONS_MAX}"),
-    )?;
+    for (connections, key) in [
+        (server.pg_connections_max, "server.pg_connections_max"),
+        (server.flight_connections_max, "server.flight_connections_max"),
+    ] {
+        at_least_one(connections, key)?;
+        let most = format!("at most {DOOR_CONNECTIONS_MAX}");
+        require(connections <= DOOR_CONNECTIONS_MAX, key, connections, most)?;
+    }
     match server.pg_listen {
         Listen::Off => Ok(()),
         Listen::On(address) => {
@@ -306,6 +307,7 @@ mod tests {
             refusal(|config| config.server.flight_listen = ([0, 0, 0, 0], 8815).into()),
             refusal(|config| config.server.pg_listen = Listen::On(([0, 0, 0, 0], 5454).into())),
             refusal(|config| config.server.pg_connections_max = 0),
+            refusal(|config| config.server.flight_connections_max = 10_001),
         ];
         expect_test::expect![[r#"
             workers.threads = 0: expected 1 to 1024
@@ -332,7 +334,8 @@ mod tests {
             server.listen = 0.0.0.0:8080: expected a loopback address, or server.keys set: anything but loopback requires keys
             server.flight_listen = 0.0.0.0:8815: expected a loopback address, or server.keys set: anything but loopback requires keys
             server.pg_listen = 0.0.0.0:5454: expected a loopback address, or server.keys set: anything but loopback requires keys
-            server.pg_connections_max = 0: expected at least 1"#]]
+            server.pg_connections_max = 0: expected at least 1
+            server.flight_connections_max = 10001: expected at most 10000"#]]
         .assert_eq(&lines.join("\n"));
         let narrower = |change: fn(&mut KeySql)| {
             let mut config = load(None, Overrides::default()).expect("the defaults are valid");

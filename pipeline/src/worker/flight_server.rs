@@ -32,7 +32,7 @@ use crate::ids::ProcessEpoch;
 /// Largest message taken.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Topics that workers publish; the others are written in `serve` alone.
-const REMOTE_TOPICS: [Topic; 3] = [Topic::EngineSteps, Topic::KvEvents, Topic::Speculation];
+pub const REMOTE_TOPICS: [Topic; 3] = [Topic::EngineSteps, Topic::KvEvents, Topic::Speculation];
 
 /// A batch from another process.
 #[derive(Debug, Clone)]

@@ -1,8 +1,7 @@
 //! One file of a snapshot: rows go in, encoded bytes are summed and uploaded while it grows (SPEC E3).
 //!
-//! Invariant: nothing is visible under the file's name until [`FileUpload::finish`] has answered; a dropped upload leaves no
-//! file. Memory: one row group of at most [`GROUP_BYTES`] (Parquet) or one batch (Arrow), and [`PARTS_AT_ONCE`] + 1 parts of
-//! [`PART_BYTES`]. A file has at most 10 000 parts where the store says so: 80 GB.
+//! Invariant: nothing is visible under the file's name until [`FileUpload::finish`] has answered. Memory: one row group of at most
+//! [`GROUP_BYTES`] (Parquet) or one batch (Arrow), and what `upload` holds.
 
 use std::{
     io::{self, Write},
@@ -10,7 +9,6 @@ use std::{
 };
 
 use arrow::{array::RecordBatch, datatypes::SchemaRef, ipc::writer::FileWriter};
-use object_store::{ObjectStoreExt, WriteMultipart};
 use parquet::{
     arrow::ArrowWriter,
     basic::{Compression, ZstdLevel},
@@ -18,13 +16,9 @@ use parquet::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Format, PartFile, Place, SnapshotError};
+use super::{Format, PartFile, Place, SnapshotError, upload::Upload};
 use crate::encode::zstd_options;
 
-/// Bytes sent at once.
-const PART_BYTES: usize = 8 << 20;
-/// Parts on their way at once.
-const PARTS_AT_ONCE: usize = 2;
 /// Most rows of a row group: small enough to be passed over by time.
 pub const GROUP_ROWS: usize = 1 << 17;
 /// Most bytes of a row group, for wide rows.
@@ -62,13 +56,14 @@ pub(super) struct FileUpload {
     name: String,
     encoder: Encoder,
     spool: Spool,
-    upload: WriteMultipart,
+    upload: Upload,
     sum: Sha256,
     bytes: u64,
 }
 
 impl FileUpload {
-    pub(super) async fn start(
+    /// Begins it; the store hears of it with the first part, or when it is whole.
+    pub(super) fn start(
         place: &Place,
         table: &str,
         format: Format,
@@ -86,8 +81,7 @@ impl FileUpload {
                 .map(|writer| Encoder::Parquet(Box::new(writer)))
                 .map_err(|source| SnapshotError::Parquet { path, source })?,
         };
-        let upload = place.store().put_multipart(&place.path(&name)).await.map_err(place.failed(&name))?;
-        let upload = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+        let upload = Upload::new(place, &name);
         Ok(FileUpload { place: place.clone(), name, encoder, spool, upload, sum: Sha256::new(), bytes: 0 })
     }
 
@@ -112,37 +106,37 @@ impl FileUpload {
         }
         self.sum.update(&encoded);
         self.bytes += encoded.len() as u64;
-        for chunk in encoded.chunks(PART_BYTES) {
-            let sent = self.upload.wait_for_capacity(PARTS_AT_ONCE).await;
-            sent.map_err(self.place.failed(&self.name))?;
-            self.upload.write(chunk);
-        }
-        Ok(())
+        self.upload.write(&encoded).await
     }
 
-    /// Makes the file whole and there.
+    /// Makes the file whole and there. After an error nothing of it is left.
     pub(super) async fn finish(mut self) -> Result<PartFile, SnapshotError> {
         let path = format!("{}/{}", self.place.shown(), self.name);
-        let format = match &mut self.encoder {
+        let (encoded, format) = match &mut self.encoder {
             Encoder::Arrow(writer) => {
-                writer.finish().map_err(|source| SnapshotError::Arrow { path, source })?;
-                Format::Arrow
+                (writer.finish().map_err(|source| SnapshotError::Arrow { path, source }), Format::Arrow)
             }
             Encoder::Parquet(writer) => {
-                writer.finish().map_err(|source| SnapshotError::Parquet { path, source })?;
-                Format::Parquet
+                let encoded = writer.finish().map(|_| ()).map_err(|source| SnapshotError::Parquet { path, source });
+                (encoded, Format::Parquet)
             }
         };
-        self.send().await?;
-        let failed = self.place.failed(&self.name);
-        self.upload.finish().await.map_err(failed)?;
+        let sent = match encoded {
+            Ok(()) => self.send().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
+            self.upload.abort().await;
+            return Err(error);
+        }
+        self.upload.finish().await?;
         self.place.settle(&self.name)?;
         Ok(PartFile { name: self.name, format, bytes: self.bytes, sha256: hexadecimal(&self.sum.finalize()) })
     }
 
     /// Gives the upload up; what the store has of it goes.
     pub(super) async fn abort(self) {
-        let _ = self.upload.abort().await;
+        self.upload.abort().await;
     }
 }
 

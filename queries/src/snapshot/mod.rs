@@ -7,8 +7,10 @@
 //! |---|---|
 //! | `manifest` | what a snapshot says of itself: its tables, their parts, files and checksums |
 //! | `place` | a folder or an object store, and what lies where in it |
+//! | `store` | how a URL becomes a store: settings, bounds, and what its refusals mean |
 //! | `write` | one snapshot, whole or only what came since another |
 //! | `file` | one file of it: encoded, summed and uploaded as it grows |
+//! | `upload` | bytes on their way: in one piece, or in parts |
 //! | `retain` | which snapshots go |
 //! | `stored` | a snapshot opened: its parts followed, its files checked |
 //! | `parquet_part`, `stored_table` | a table of it as DataFusion scans it, pruned by time |
@@ -23,8 +25,10 @@ pub mod manifest;
 mod parquet_part;
 pub mod place;
 pub mod retain;
+pub mod store;
 pub mod stored;
 mod stored_table;
+mod upload;
 pub mod write;
 
 use arrow::error::ArrowError;
@@ -33,6 +37,7 @@ use parquet::errors::ParquetError;
 pub use manifest::{Format, MANIFEST, Manifest, ManifestTable, Part, PartFile, Producer};
 pub use place::Place;
 pub use retain::{Listed, Retention, delete_surplus};
+pub use store::StoreSettings;
 pub use stored::StoredSnapshot;
 pub use write::{SnapshotOrder, continues, write_snapshot};
 
@@ -46,14 +51,17 @@ pub enum SnapshotError {
          \"gs://bucket/fleet\", \"az://container/fleet\" or \"file:///srv/snapshots\""
     )]
     Target { location: String, detail: String },
+    #[error("the store of {location:?} cannot be used: {detail}")]
+    Settings { location: String, detail: String },
     #[error(
         "{location} holds no snapshot: there is no {MANIFEST} in it, nor in a folder of it that is named by a moment"
     )]
     NoSnapshot { location: String },
     #[error("{location} has files already")]
     Occupied { location: String },
-    #[error("{path}: {source}")]
-    Store { path: String, source: object_store::Error },
+    /// `words`: what the store said and where to look; they stand for the error itself, which may be pages of XML.
+    #[error("{path}: {words}")]
+    Store { path: String, words: String, error: Box<object_store::Error> },
     #[error("cannot write {path}: {source}")]
     Io { path: String, source: std::io::Error },
     #[error("cannot write {path} as Arrow: {source}")]

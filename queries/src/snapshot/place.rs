@@ -2,23 +2,26 @@
 //!
 //! Every access goes through `object_store`, so a folder and a bucket behave alike. What a folder needs more: its files are
 //! synced to disk before the manifest names them ([`Place::settle`]), and empty folders are removed.
-//! Bound: a manifest is read whole, at most [`MANIFEST_BYTES_MAX`].
+//! Files are read in pieces of [`PIECE_BYTES`], each a request of its own: however large a file is and however slowly it is wanted,
+//! no request to a store takes long. Bound: a manifest is read whole, at most [`MANIFEST_BYTES_MAX`].
 
 use std::{path::Path as FilePath, sync::Arc};
 
-use futures::TryStreamExt;
-use object_store::{
-    GetResult, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutPayload, local::LocalFileSystem, path::Path,
-};
+use bytes::Bytes;
+use futures::{Stream, TryStreamExt, stream};
+use object_store::{ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutPayload, local::LocalFileSystem, path::Path};
 use url::Url;
 
 use super::{
     SnapshotError,
     manifest::{MANIFEST, Manifest, moment_of},
+    store::{self, Kind, Reading, StoreSettings},
 };
 
 /// Longest manifest that is read.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of a file that are asked for at once.
+pub const PIECE_BYTES: u64 = 8 << 20;
 
 /// A folder or a path in an object store.
 #[derive(Debug, Clone)]
@@ -26,35 +29,45 @@ pub struct Place {
     store: Arc<dyn ObjectStore>,
     root: Path,
     shown: String,
-    is_local: bool,
+    side: Side,
+}
+
+/// Whose store it is.
+#[derive(Debug, Clone)]
+enum Side {
+    /// A folder of this machine.
+    Folder,
+    Cloud(Reading),
+    Given,
 }
 
 impl Place {
-    /// The place that a path or a URL names. `options`: of the store, such as `aws_region`; names it does not know are
-    /// passed over. Nothing is created and nothing asked for yet.
-    pub fn open(location: &str, options: &[(String, String)]) -> Result<Place, SnapshotError> {
-        let wrong = |detail: String| SnapshotError::Target { location: location.to_string(), detail };
-        let url = address(location).map_err(wrong)?;
-        if url.scheme() == "file" {
+    /// The place that a path or a URL names. Nothing is created and nothing asked for yet.
+    pub fn open(location: &str, settings: &StoreSettings) -> Result<Place, SnapshotError> {
+        let wrong = |detail: String| SnapshotError::Target { location: store::without_secrets(location), detail };
+        let (url, scheme) = address(location).map_err(wrong)?;
+        let Some(kind) = Kind::of(&scheme) else {
             let path = url.to_file_path().map_err(|()| wrong("a file URL has a path and no host".to_string()))?;
             let root = Path::from_absolute_path(&path).map_err(|error| wrong(error.to_string()))?;
             let shown = path.to_string_lossy().trim_end_matches('/').to_string();
-            return Ok(Place { store: Arc::new(LocalFileSystem::new()), root, shown, is_local: true });
-        }
-        let options = options.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        let (store, root) = object_store::parse_url_opts(&url, options).map_err(|error| wrong(error.to_string()))?;
-        Ok(Place { store: store.into(), root, shown: location.trim_end_matches('/').to_string(), is_local: false })
+            return Ok(Place { store: Arc::new(LocalFileSystem::new()), root, shown, side: Side::Folder });
+        };
+        let (_, path) = ObjectStoreScheme::parse(&url).map_err(|error| wrong(error.to_string()))?;
+        let root = Path::parse(path).map_err(|error| wrong(error.to_string()))?;
+        let (store, reading) = store::open(kind, &url, settings)
+            .map_err(|detail| SnapshotError::Settings { location: location.to_string(), detail })?;
+        Ok(Place { store, root, shown: location.trim_end_matches('/').to_string(), side: Side::Cloud(reading) })
     }
 
     /// Whether `location` is a path or a URL of a kind that is known. What else a store wants is seen when it is opened.
     pub fn check(location: &str) -> Result<(), SnapshotError> {
-        let wrong = |detail: String| SnapshotError::Target { location: location.to_string(), detail };
+        let wrong = |detail: String| SnapshotError::Target { location: store::without_secrets(location), detail };
         address(location).map(|_| ()).map_err(wrong)
     }
 
     /// A path of a store that is there already; `shown` is what errors call it.
     pub fn of(store: Arc<dyn ObjectStore>, root: &str, shown: &str) -> Place {
-        Place { store, root: Path::from(root), shown: shown.to_string(), is_local: false }
+        Place { store, root: Path::from(root), shown: shown.to_string(), side: Side::Given }
     }
 
     /// What errors and rows call it.
@@ -64,7 +77,7 @@ impl Place {
 
     /// The folder, if it is one of this machine.
     pub fn folder(&self) -> Option<&FilePath> {
-        self.is_local.then(|| FilePath::new(&self.shown))
+        matches!(self.side, Side::Folder).then(|| FilePath::new(&self.shown))
     }
 
     pub(super) fn store(&self) -> &Arc<dyn ObjectStore> {
@@ -89,13 +102,34 @@ impl Place {
     }
 
     pub(super) fn failed(&self, file: &str) -> impl Fn(object_store::Error) -> SnapshotError + use<> {
-        let path = format!("{}/{file}", self.shown);
-        move |source| SnapshotError::Store { path: path.clone(), source }
+        let (path, side) = (format!("{}/{file}", self.shown), self.side.clone());
+        move |error| {
+            let words = match &side {
+                Side::Cloud(reading) => reading.explain(&error),
+                Side::Folder | Side::Given => error.to_string(),
+            };
+            SnapshotError::Store { path: path.clone(), words, error: Box::new(error) }
+        }
     }
 
-    /// A file, to be read as a stream.
-    pub async fn get(&self, file: &str) -> Result<GetResult, SnapshotError> {
-        self.store.get(&self.path(file)).await.map_err(self.failed(file))
+    /// A file's size, and its bytes in order.
+    pub async fn read(
+        &self,
+        file: &str,
+    ) -> Result<(u64, impl Stream<Item = Result<Bytes, SnapshotError>> + Send + use<>), SnapshotError> {
+        let (path, failed) = (self.path(file), self.failed(file));
+        let size = self.store.head(&path).await.map_err(&failed)?.size;
+        let store = self.store.clone();
+        let pieces = stream::try_unfold(0, move |start: u64| {
+            let (store, path, end) = (store.clone(), path.clone(), (start + PIECE_BYTES).min(size));
+            async move {
+                match start < end {
+                    true => Ok(Some((store.get_range(&path, start..end).await?, end))),
+                    false => Ok(None),
+                }
+            }
+        });
+        Ok((size, pieces.map_err(failed)))
     }
 
     /// The manifest that lies here, if one does.
@@ -104,13 +138,13 @@ impl Place {
         let found = match self.store.get(&self.path(MANIFEST)).await {
             Ok(found) => found,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(source) => return Err(SnapshotError::Store { path, source }),
+            Err(error) => return Err(self.failed(MANIFEST)(error)),
         };
         if found.meta.size > MANIFEST_BYTES_MAX {
             let detail = format!("it has {} bytes, a manifest has at most {MANIFEST_BYTES_MAX}", found.meta.size);
             return Err(SnapshotError::Damaged { path, detail });
         }
-        let bytes = found.bytes().await.map_err(|source| SnapshotError::Store { path: path.clone(), source })?;
+        let bytes = found.bytes().await.map_err(self.failed(MANIFEST))?;
         serde_json::from_slice(&bytes).map(Some).map_err(|source| SnapshotError::Manifest { path, source })
     }
 
@@ -194,22 +228,21 @@ impl Place {
 }
 
 /// A path or a URL as a URL of a kind that is known.
-fn address(location: &str) -> Result<Url, String> {
+fn address(location: &str) -> Result<(Url, ObjectStoreScheme), String> {
     if location.trim().is_empty() {
         return Err("it is empty".to_string());
     }
     if !location.contains("://") {
         let path = std::path::absolute(location).map_err(|error| error.to_string())?;
-        return Url::from_directory_path(path).map_err(|()| "the path is not absolute".to_string());
+        let url = Url::from_directory_path(path).map_err(|()| "the path is not absolute".to_string())?;
+        return Ok((url, ObjectStoreScheme::Local));
     }
     let url = Url::parse(location).map_err(|error| error.to_string())?;
     let (scheme, path) = ObjectStoreScheme::parse(&url).map_err(|error| error.to_string())?;
+    store::check_no_secret(&url, &scheme)?;
     Path::parse(&path).map_err(|error| error.to_string())?;
-    match scheme {
-        ObjectStoreScheme::Local
-        | ObjectStoreScheme::AmazonS3
-        | ObjectStoreScheme::GoogleCloudStorage
-        | ObjectStoreScheme::MicrosoftAzure => Ok(url),
-        _ => Err(format!("snapshots cannot be written to {}", url.scheme())),
+    match scheme == ObjectStoreScheme::Local || Kind::of(&scheme).is_some() {
+        true => Ok((url, scheme)),
+        false => Err(format!("snapshots cannot be written to {}", url.scheme())),
     }
 }

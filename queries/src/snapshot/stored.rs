@@ -117,14 +117,14 @@ fn home(own: &Place, others: Option<&Place>, name: &str, part: &Part) -> Result<
 /// Whether the file is the one that was written.
 pub(super) async fn verify_file(place: &Place, file: &PartFile) -> Result<(), SnapshotError> {
     let path = || format!("{}/{}", place.shown(), file.name);
-    let found = place.get(&file.name).await?;
-    if found.meta.size != file.bytes {
-        let detail = format!("it has {} bytes, the manifest says {}", found.meta.size, file.bytes);
+    let (size, bytes) = place.read(&file.name).await?;
+    if size != file.bytes {
+        let detail = format!("it has {size} bytes, the manifest says {}", file.bytes);
         return Err(SnapshotError::Damaged { path: path(), detail });
     }
-    let (mut sum, mut bytes) = (Sha256::new(), found.into_stream());
-    while let Some(chunk) = bytes.next().await {
-        sum.update(chunk.map_err(place.failed(&file.name))?);
+    let (mut sum, mut bytes) = (Sha256::new(), std::pin::pin!(bytes));
+    while let Some(piece) = bytes.next().await {
+        sum.update(piece?);
     }
     let sum = hexadecimal(&sum.finalize());
     if sum != file.sha256 {

@@ -109,7 +109,7 @@ async fn write_part(
     let schema = described(table.topic(), name, order);
     let mut uploads = Vec::with_capacity(order.formats.len());
     for format in &order.formats {
-        match FileUpload::start(place, table.topic().name(), *format, &schema).await {
+        match FileUpload::start(place, table.topic().name(), *format, &schema) {
             Ok(upload) => uploads.push(upload),
             Err(error) => return give_up(uploads, error).await,
         }

@@ -9,4 +9,5 @@ mod live_table;
 mod saved;
 mod slt;
 mod snapshot;
+mod snapshot_store;
 mod sql;

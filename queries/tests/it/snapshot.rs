@@ -1,5 +1,5 @@
 //! Snapshots as files: written whole and on from another, read again, kept and deleted (SPEC E3). The stores are a folder and one in
-//! memory; no cloud's store is asked.
+//! memory; how clouds' stores are reached is in `snapshot_store`.
 
 use std::{collections::BTreeSet, fs::File, path::Path, sync::Arc, time::Duration};
 
@@ -10,8 +10,8 @@ use queries::{
     LiveTables, SqlEngine, Topic, query_runtime,
     schema::SCHEMA_VERSION,
     snapshot::{
-        Format, Listed, MANIFEST, Manifest, Place, Producer, Retention, SnapshotError, SnapshotOrder, StoredSnapshot,
-        continues, delete_surplus, retain::surplus, write_snapshot,
+        Format, Listed, MANIFEST, Manifest, Place, Producer, Retention, SnapshotError, SnapshotOrder, StoreSettings,
+        StoredSnapshot, continues, delete_surplus, retain::surplus, write_snapshot,
     },
 };
 
@@ -69,7 +69,7 @@ fn seen(place: &Place, condition: &str) -> Result<Vec<u64>, String> {
 #[tokio::test]
 async fn written_and_read_back() {
     let target = tempfile::tempdir().unwrap();
-    let place = Place::open(target.path().to_str().unwrap(), &[]).unwrap();
+    let place = Place::open(target.path().to_str().unwrap(), &StoreSettings::default()).unwrap();
     let manifest = write_snapshot(&order(&place, AS_OF), &fixed_tables().snapshot()).await.unwrap();
     let folder = target.path().join(AS_OF.to_string());
     let on_disk: Manifest = serde_json::from_reader(File::open(folder.join(MANIFEST)).unwrap()).unwrap();
@@ -127,28 +127,30 @@ async fn empty_tables_are_written_and_a_moment_is_taken_once() {
 #[test]
 fn bad_targets_are_refused() {
     for location in ["", "floppy://a/b", "s3://", "http://[::1"] {
-        let error = Place::open(location, &[]).unwrap_err().to_string();
+        let error = Place::open(location, &StoreSettings::default()).unwrap_err().to_string();
         assert!(error.contains("give a path, or a URL such as"), "{location:?}: {error}");
     }
 }
 
-/// Scenario: a folder whose name is taken by a file; an in-memory store whose third file cannot be written.
+/// Scenario: a folder whose name is taken by a file; an in-memory store that takes three files; one that takes all but the manifest.
 /// Guarantees: an error that names the path; nothing of the snapshot is visible or left.
 #[tokio::test]
 async fn a_failed_write_leaves_nothing() {
     let parent = tempfile::tempdir().unwrap();
     std::fs::write(parent.path().join("mine"), "precious").unwrap();
-    let below = Place::open(parent.path().join("mine/x").to_str().unwrap(), &[]).unwrap();
+    let below = Place::open(parent.path().join("mine/x").to_str().unwrap(), &StoreSettings::default()).unwrap();
     let error = write_snapshot(&order(&below, AS_OF), &LiveTables::new(10).snapshot()).await.unwrap_err();
     assert!(error.to_string().contains("mine/x"), "{error}");
     assert_eq!(std::fs::read_to_string(parent.path().join("mine")).unwrap(), "precious");
 
     let (store, place) = in_memory();
-    let failing = Place::of(Arc::new(Failing::after(store.clone(), 3)), "fleet", "memory:///fleet");
-    let error = write_snapshot(&order(&failing, AS_OF), &fixed_tables().snapshot()).await.unwrap_err();
-    assert!(error.to_string().contains("the store is full"), "{error}");
-    assert!(place.snapshots().await.unwrap().is_empty());
-    assert_eq!(left(&store).await, Vec::<String>::new());
+    for taken in [3, 2 * Topic::ALL.len()] {
+        let failing = Place::of(Arc::new(Failing::after(store.clone(), taken)), "fleet", "memory:///fleet");
+        let error = write_snapshot(&order(&failing, AS_OF), &fixed_tables().snapshot()).await.unwrap_err();
+        assert!(error.to_string().contains("the store is full"), "{error}");
+        assert!(place.snapshots().await.unwrap().is_empty());
+        assert_eq!(left(&store).await, Vec::<String>::new());
+    }
 }
 
 /// Scenario: faults 0..100, a whole snapshot, 100..250, one on from it, nothing new, one more, then the first parts' rows leave memory.
@@ -214,7 +216,7 @@ async fn chains_stay_within_a_run_and_its_tables() {
 fn damage_is_seen() {
     let runtime = query_runtime(1).unwrap();
     let target = tempfile::tempdir().unwrap();
-    let place = Place::open(target.path().to_str().unwrap(), &[]).unwrap();
+    let place = Place::open(target.path().to_str().unwrap(), &StoreSettings::default()).unwrap();
     runtime.block_on(write_snapshot(&order(&place, AS_OF), &fixed_tables().snapshot())).unwrap();
     let file = target.path().join(AS_OF.to_string()).join("faults.parquet");
     let whole = std::fs::read(&file).unwrap();
@@ -237,7 +239,8 @@ fn damage_is_seen() {
     std::fs::write(target.path().join(AS_OF.to_string()).join(MANIFEST), "{").unwrap();
     assert!(seen(&place, "").unwrap_err().contains("not a manifest of this version"));
     let nothing = tempfile::tempdir().unwrap();
-    let error = seen(&Place::open(nothing.path().to_str().unwrap(), &[]).unwrap(), "").unwrap_err();
+    let error =
+        seen(&Place::open(nothing.path().to_str().unwrap(), &StoreSettings::default()).unwrap(), "").unwrap_err();
     assert!(error.contains("holds no snapshot"), "{error}");
 }
 
@@ -310,7 +313,7 @@ fn retention_deletes_whole_chains() {
 #[tokio::test]
 async fn surplus_and_leftovers_are_deleted() {
     let target = tempfile::tempdir().unwrap();
-    let place = Place::open(target.path().to_str().unwrap(), &[]).unwrap();
+    let place = Place::open(target.path().to_str().unwrap(), &StoreSettings::default()).unwrap();
     let tables = LiveTables::new(10).snapshot();
     for at in [AS_OF, AS_OF + 1, AS_OF + 2] {
         write_snapshot(&order(&place, at), &tables).await.unwrap();
@@ -349,6 +352,15 @@ impl Failing {
     fn after(inner: Arc<InMemory>, files: usize) -> Failing {
         Failing { inner, left: files.into() }
     }
+
+    fn take_one(&self) -> object_store::Result<()> {
+        use std::sync::atomic::Ordering;
+        let taken = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        match taken {
+            Ok(_) => Ok(()),
+            Err(_) => Err(object_store::Error::Generic { store: "Failing", source: "the store is full".into() }),
+        }
+    }
 }
 
 impl std::fmt::Display for Failing {
@@ -365,6 +377,7 @@ impl ObjectStore for Failing {
         payload: object_store::PutPayload,
         options: object_store::PutOptions,
     ) -> object_store::Result<object_store::PutResult> {
+        self.take_one()?;
         self.inner.put_opts(location, payload, options).await
     }
 
@@ -373,12 +386,8 @@ impl ObjectStore for Failing {
         location: &object_store::path::Path,
         options: object_store::PutMultipartOptions,
     ) -> object_store::Result<Box<dyn object_store::MultipartUpload>> {
-        use std::sync::atomic::Ordering;
-        let taken = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        match taken {
-            Ok(_) => self.inner.put_multipart_opts(location, options).await,
-            Err(_) => Err(object_store::Error::Generic { store: "Failing", source: "the store is full".into() }),
-        }
+        self.take_one()?;
+        self.inner.put_multipart_opts(location, options).await
     }
 
     async fn get_opts(

@@ -3,17 +3,25 @@
 //! | file | idea |
 //! |---|---|
 //! | `handle` | a prepared statement as the bytes the client carries |
+//! | `line` | connections: how many, who has a place, which are cut |
+//! | `held` | an answer that its client does not read |
 //! | `catalogue` | catalogs, schemas, tables, types, and what the server says of itself |
 //!
 //! Every call with SQL brings a key where keys are configured: `Authorization: Bearer KEY`, or `Basic` with the key as the password,
 //! which a handshake turns into a bearer. Telemetry comes from this machine alone, without a key.
 //! Invariant: no state is kept between calls. A ticket holds the statement, a prepared statement's handle holds its text and the
 //! values bound to it; so there is nothing to bound, to expire or to lose in a restart.
-//! Bounds: the engine's and the key's; [`handle::BYTES_MAX`]; one row of parameters. A client that goes away stops its query.
+//! Bounds: the engine's and the key's; [`handle::BYTES_MAX`]; one row of parameters; those of connections ([`line`]) and of answers
+//! that nobody reads ([`held`]). A client that goes away stops its query.
 //! Errors: gRPC status with the engine's word (`x-evenkeel-code`) in the metadata.
 
 mod catalogue;
 mod handle;
+mod held;
+mod line;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use arrow::{
@@ -35,14 +43,18 @@ use arrow_flight::{
     },
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD};
-use futures::{TryStreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use prost::Message;
 use queries::{Caller, QueryResult, Question, SqlAnswers, SqlError};
+use tokio::{runtime::Handle, sync::mpsc};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Request, Response, Status, Streaming,
     metadata::{Ascii, MetadataMap, MetadataValue},
 };
 
+pub use self::line::{Bounds, serve};
+use self::{held::Held, line::Peer};
 use super::sql_routes::caller;
 use crate::{
     gateway::auth::Keys,
@@ -53,12 +65,13 @@ use crate::{
 pub struct FlightDoor {
     pub answers: Arc<dyn SqlAnswers>,
     pub keys: Keys,
-    /// Where workers' telemetry goes.
+    /// Where workers' telemetry goes, and where it is decoded.
     pub telemetry: Arc<dyn RemoteSink>,
+    pub ingest: Handle,
+    pub bounds: Bounds,
 }
 
-/// The service, for `tonic::transport::Server::add_service`.
-pub fn service(door: FlightDoor) -> FlightServiceServer<FlightDoor> {
+fn service(door: FlightDoor) -> FlightServiceServer<FlightDoor> {
     FlightServiceServer::new(door).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 
@@ -66,16 +79,17 @@ type Stream<T> = Response<Answers<T>>;
 
 impl FlightDoor {
     /// Who asks.
-    fn caller(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
-        self.key(metadata).map(|(caller, _)| caller)
+    fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
+        self.key(request).map(|(caller, _)| caller)
     }
 
-    /// Who asks, and the key they showed.
-    fn key(&self, metadata: &MetadataMap) -> Result<(Caller, String), Status> {
-        let shown = metadata.get("authorization").map(key_of).transpose()?.unwrap_or_default();
+    /// Who asks, and the key they showed. Their connection is a session from now on.
+    fn key<T>(&self, request: &Request<T>) -> Result<(Caller, String), Status> {
+        let shown = request.metadata().get("authorization").map(key_of).transpose()?.unwrap_or_default();
         let wrong =
             if shown.is_empty() { "a key is required: Authorization: Bearer KEY" } else { "the key is not known" };
         let tenant = self.keys.of_key(&shown).ok_or_else(|| Status::unauthenticated(wrong))?;
+        Peer::of(request)?.sit()?;
         Ok((caller(&tenant), shown))
     }
 
@@ -91,7 +105,19 @@ impl FlightDoor {
 
     async fn rows(&self, question: Question) -> Result<Stream<FlightData>, Status> {
         let answer = self.answers.answer(question).await.map_err(|error| status(&error))?;
-        Ok(batches(answer.schema, answer.batches))
+        Ok(self.batches(answer.schema, answer.batches))
+    }
+
+    /// Batches as a stream of Flight messages, one at a time.
+    fn batches(&self, schema: SchemaRef, batches: Vec<RecordBatch>) -> Stream<FlightData> {
+        let batches = stream::iter(batches.into_iter().map(Ok::<_, FlightError>));
+        let encoded = FlightDataEncoderBuilder::new().with_schema(schema).build(batches).map_err(Status::from);
+        Response::new(Box::pin(Held::new(Box::pin(encoded), self.bounds.stall_max)))
+    }
+
+    fn one_batch(&self, batch: arrow_flight::error::Result<RecordBatch>) -> Result<Stream<FlightData>, Status> {
+        let batch = batch?;
+        Ok(self.batches(batch.schema(), vec![batch]))
     }
 
     /// Rows that the catalogue calls need.
@@ -127,27 +153,20 @@ fn status(error: &SqlError) -> Status {
         SqlError::Execution(_) => Code::FailedPrecondition,
         _ => Code::InvalidArgument,
     };
+    refused(code, (error.code(), &error.to_string()))
+}
+
+/// A status with the engine's word, or one of ours, in its metadata.
+fn refused(code: Code, (word, words): (&'static str, &str)) -> Status {
     let mut metadata = MetadataMap::new();
-    metadata.insert("x-evenkeel-code", MetadataValue::from_static(error.code()));
-    Status::with_metadata(code, error.to_string(), metadata)
+    metadata.insert("x-evenkeel-code", MetadataValue::from_static(word));
+    Status::with_metadata(code, words, metadata)
 }
 
 fn info(schema: &Schema, descriptor: FlightDescriptor, ticket: Vec<u8>) -> Result<FlightInfo, Status> {
     let endpoint = FlightEndpoint::new().with_ticket(Ticket { ticket: ticket.into() });
     let info = FlightInfo::new().try_with_schema(schema).map_err(|error| Status::internal(error.to_string()))?;
     Ok(info.with_endpoint(endpoint).with_descriptor(descriptor))
-}
-
-/// Batches as a stream of Flight messages, one at a time.
-fn batches(schema: SchemaRef, batches: Vec<RecordBatch>) -> Stream<FlightData> {
-    let batches = stream::iter(batches.into_iter().map(Ok::<_, FlightError>));
-    let encoded = FlightDataEncoderBuilder::new().with_schema(schema).build(batches);
-    Response::new(Box::pin(encoded.map_err(Status::from)))
-}
-
-fn one_batch(batch: arrow_flight::error::Result<RecordBatch>) -> Result<Stream<FlightData>, Status> {
-    let batch = batch?;
-    Ok(batches(batch.schema(), vec![batch]))
 }
 
 fn schema_bytes(schema: &Schema) -> Result<prost::bytes::Bytes, Status> {
@@ -168,7 +187,7 @@ impl FlightSqlService for FlightDoor {
         &self,
         request: Request<Streaming<HandshakeRequest>>,
     ) -> Result<Stream<HandshakeResponse>, Status> {
-        let (_, key) = self.key(request.metadata())?;
+        let (_, key) = self.key(&request)?;
         let answer = HandshakeResponse { protocol_version: 0, payload: key.clone().into() };
         let mut response: Stream<HandshakeResponse> = Response::new(Box::pin(stream::iter([Ok(answer)])));
         if !key.is_empty() {
@@ -184,7 +203,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandStatementQuery,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        let caller = self.caller(request.metadata())?;
+        let caller = self.caller(&request)?;
         let ticket = TicketStatementQuery { statement_handle: query.query.clone().into_bytes().into() };
         let question = Question::new(query.query, caller);
         self.info(question, request.into_inner(), ticket.as_any().encode_to_vec()).await.map(Response::new)
@@ -195,7 +214,7 @@ impl FlightSqlService for FlightDoor {
         ticket: TicketStatementQuery,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        let caller = self.caller(request.metadata())?;
+        let caller = self.caller(&request)?;
         let sql = String::from_utf8(ticket.statement_handle.to_vec());
         let sql = sql.map_err(|_| Status::invalid_argument("the ticket is not one of this server's"))?;
         self.rows(Question::new(sql, caller)).await
@@ -206,7 +225,7 @@ impl FlightSqlService for FlightDoor {
         query: ActionCreatePreparedStatementRequest,
         request: Request<Action>,
     ) -> Result<ActionCreatePreparedStatementResult, Status> {
-        let question = Question::new(query.query.clone(), self.caller(request.metadata())?);
+        let question = Question::new(query.query.clone(), self.caller(&request)?);
         let described = self.answers.describe(question).await.map_err(|error| status(&error))?;
         let field = |(at, kind): (usize, &Option<DataType>)| {
             Field::new(format!("${}", at + 1), kind.clone().unwrap_or(DataType::Utf8), true)
@@ -234,7 +253,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandPreparedStatementQuery,
         request: Request<PeekableFlightDataStream>,
     ) -> Result<DoPutPreparedStatementResult, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         let (sql, _) = handle::read(&query.prepared_statement_handle)?;
         let bound = handle::bind(&sql, request.into_inner().into_peekable()).await?;
         Ok(DoPutPreparedStatementResult { prepared_statement_handle: Some(bound) })
@@ -245,7 +264,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandPreparedStatementQuery,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        let caller = self.caller(request.metadata())?;
+        let caller = self.caller(&request)?;
         let (sql, parameters) = handle::read(&query.prepared_statement_handle)?;
         let ticket = query.as_any().encode_to_vec();
         let question = Question { parameters, ..Question::new(sql, caller) };
@@ -257,7 +276,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandPreparedStatementQuery,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        let caller = self.caller(request.metadata())?;
+        let caller = self.caller(&request)?;
         let (sql, parameters) = handle::read(&query.prepared_statement_handle)?;
         self.rows(Question { parameters, ..Question::new(sql, caller) }).await
     }
@@ -268,12 +287,20 @@ impl FlightSqlService for FlightDoor {
         request: Request<PeekableFlightDataStream>,
         _: Any,
     ) -> Result<Stream<arrow_flight::PutResult>, Status> {
-        let own = request.local_addr().map(|own| own.ip());
-        let is_here = request.remote_addr().is_some_and(|peer| peer.ip().is_loopback() || Some(peer.ip()) == own);
-        if !is_here {
+        if !Peer::of(&request)?.is_telemetry() {
             return Err(Status::permission_denied("telemetry is taken from workers on this machine alone"));
         }
-        flight_server::put(self.telemetry.clone(), request.into_inner().into_peekable()).await.map(Response::new)
+        let (sender, answers) = mpsc::channel(1);
+        let put = flight_server::put(self.telemetry.clone(), request.into_inner().into_peekable()).await?;
+        self.ingest.spawn(async move {
+            let mut put = put;
+            while let Some(answer) = put.next().await {
+                if sender.send(answer).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }
 
     async fn do_put_error_callback(
@@ -293,7 +320,7 @@ impl FlightSqlService for FlightDoor {
         _: CommandStatementUpdate,
         request: Request<PeekableFlightDataStream>,
     ) -> Result<i64, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         read_only()
     }
 
@@ -302,7 +329,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetCatalogs,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         let ticket = query.as_any().encode_to_vec();
         info(&query.into_builder().schema(), request.into_inner(), ticket).map(Response::new)
     }
@@ -312,8 +339,8 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetCatalogs,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        self.caller(request.metadata())?;
-        one_batch(catalogue::catalogs(query))
+        self.caller(&request)?;
+        self.one_batch(catalogue::catalogs(query))
     }
 
     async fn get_flight_info_schemas(
@@ -321,7 +348,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetDbSchemas,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         let ticket = query.as_any().encode_to_vec();
         info(&query.into_builder().schema(), request.into_inner(), ticket).map(Response::new)
     }
@@ -331,8 +358,8 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetDbSchemas,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        let listed = self.ask(self.caller(request.metadata())?, catalogue::TABLES).await?;
-        one_batch(catalogue::schemas(query, &listed))
+        let listed = self.ask(self.caller(&request)?, catalogue::TABLES).await?;
+        self.one_batch(catalogue::schemas(query, &listed))
     }
 
     async fn get_flight_info_tables(
@@ -340,7 +367,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetTables,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         let ticket = query.as_any().encode_to_vec();
         info(&query.into_builder().schema(), request.into_inner(), ticket).map(Response::new)
     }
@@ -350,7 +377,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetTables,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        let caller = self.caller(request.metadata())?;
+        let caller = self.caller(&request)?;
         let listed = self.ask(caller.clone(), catalogue::TABLES).await?;
         let mut tables = Vec::new();
         for table in catalogue::listed(&listed) {
@@ -363,7 +390,7 @@ impl FlightSqlService for FlightDoor {
             };
             tables.push((table, schema));
         }
-        one_batch(catalogue::tables(query, &tables))
+        self.one_batch(catalogue::tables(query, &tables))
     }
 
     async fn get_flight_info_table_types(
@@ -371,7 +398,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetTableTypes,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         let ticket = query.as_any().encode_to_vec();
         info(&query.into_builder().schema(), request.into_inner(), ticket).map(Response::new)
     }
@@ -381,8 +408,8 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetTableTypes,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        let listed = self.ask(self.caller(request.metadata())?, catalogue::TABLES).await?;
-        one_batch(catalogue::table_types(query, &listed))
+        let listed = self.ask(self.caller(&request)?, catalogue::TABLES).await?;
+        self.one_batch(catalogue::table_types(query, &listed))
     }
 
     async fn get_flight_info_sql_info(
@@ -390,7 +417,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetSqlInfo,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         let ticket = query.as_any().encode_to_vec();
         info(&query.into_builder(catalogue::server()).schema(), request.into_inner(), ticket).map(Response::new)
     }
@@ -400,8 +427,8 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetSqlInfo,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        self.caller(request.metadata())?;
-        one_batch(query.into_builder(catalogue::server()).build())
+        self.caller(&request)?;
+        self.one_batch(query.into_builder(catalogue::server()).build())
     }
 
     async fn get_flight_info_xdbc_type_info(
@@ -409,7 +436,7 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetXdbcTypeInfo,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        self.caller(request.metadata())?;
+        self.caller(&request)?;
         let ticket = query.as_any().encode_to_vec();
         info(&query.into_builder(catalogue::types()).schema(), request.into_inner(), ticket).map(Response::new)
     }
@@ -419,8 +446,8 @@ impl FlightSqlService for FlightDoor {
         query: CommandGetXdbcTypeInfo,
         request: Request<Ticket>,
     ) -> Result<Stream<FlightData>, Status> {
-        self.caller(request.metadata())?;
-        one_batch(query.into_builder(catalogue::types()).build())
+        self.caller(&request)?;
+        self.one_batch(query.into_builder(catalogue::types()).build())
     }
 
     async fn register_sql_info(&self, _: i32, _: &SqlInfo) {}
