@@ -123,9 +123,12 @@ impl SqlEngine {
             // Dealing batches out in turns holds them back only when both takers have some: where one gets no time, its batches pile up
             // until the query has no memory left. Tables come in partitions of their own.
             .with_round_robin_repartition(false)
-            .with_information_schema(true)
+            // A query's catalogue brings its own.
+            .with_information_schema(false)
             // A union of tables has another schema metadata before than after it is planned; columns are what counts.
             .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
+            // Else `timestamptz` and `now()` would have no zone, unlike the times of our tables.
+            .set_str("datafusion.execution.time_zone", "UTC")
             .with_default_catalog_and_schema(CATALOG, SCHEMA)
             .with_create_default_catalog_and_schema(false);
         config.options_mut().sql_parser.collect_spans = true;

@@ -89,6 +89,13 @@ else
   skipped=$((skipped + 1))
   echo "SKIPPED (no psql: install postgresql-client)"
 fi
+jdbc=${EVENKEEL_JDBC:-/usr/share/java/postgresql.jar}
+if command -v java >/dev/null && [ -f "$jdbc" ]; then
+  check "JDBC" java -cp "$jdbc" tests/java/PostgresClient.java
+else
+  skipped=$((skipped + 1))
+  echo "SKIPPED (no java or no $jdbc: install default-jdk-headless and libpostgresql-jdbc-java, or set EVENKEEL_JDBC)"
+fi
 check "ADBC over Flight SQL" "$venv/bin/python" tests/python/flight_sql_client.py
 check "doors stop on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
 unset EVENKEEL_TENANT EVENKEEL_KEY

@@ -42,6 +42,8 @@ pub enum Command {
     Begin,
     Commit,
     Rollback,
+    /// `ROLLBACK TO SAVEPOINT name`: the transaction goes on.
+    RollbackTo,
     /// `DEALLOCATE name`, or of all.
     Deallocate {
         name: Option<String>,
@@ -126,7 +128,7 @@ fn command(text: &str, tokens: &[&TokenWithSpan]) -> Command {
         ["show", name @ ..] if is_setting(&name.concat()) => Command::Show { name: name.concat() },
         ["begin", ..] | ["start", "transaction", ..] => Command::Begin,
         ["commit" | "end", ..] => Command::Commit,
-        ["rollback", "to", ..] | ["rollback", "work" | "transaction", "to", ..] => Command::Nothing("ROLLBACK"),
+        ["rollback", "to", ..] | ["rollback", "work" | "transaction", "to", ..] => Command::RollbackTo,
         ["rollback" | "abort", ..] => Command::Rollback,
         ["savepoint", ..] => Command::Nothing("SAVEPOINT"),
         ["release", ..] => Command::Nothing("RELEASE"),
@@ -225,6 +227,8 @@ mod tests {
         assert_eq!(one("show server_version"), Command::Show { name: "server_version".into() });
         assert_eq!(one("SHOW TABLES"), Command::Ask("SHOW TABLES".into()));
         assert_eq!(one("BEGIN READ ONLY"), Command::Begin);
+        assert_eq!(one("ROLLBACK TO SAVEPOINT \"a\""), Command::RollbackTo);
+        assert_eq!(one("rollback transaction"), Command::Rollback);
         assert_eq!(one("/* ping */ select 1 -- so"), Command::Ask("select 1".into()));
         assert_eq!(one("DEALLOCATE \"A b\""), Command::Deallocate { name: Some("A b".into()) });
         assert_eq!(one("DROP TABLE requests"), Command::Ask("DROP TABLE requests".into()));

@@ -5,7 +5,8 @@
 //! | `line` | the bytes of a connection, watched: too many, too slow, gone |
 //! | `login` | who is asking: SCRAM-SHA-256 with the key as the password |
 //! | `session` | what a connection has set, and its questions to the engine |
-//! | `dialogue` | simple and extended protocol |
+//! | `dialogue` | statements in, answers out |
+//! | `simple`, `extended` | the two protocols they come by |
 //! | `columns` | answers as PostgreSQL's rows |
 //! | `parameters` | bound values as the engine takes them |
 //! | `errors` | refusals as SQLSTATE, hint and position |
@@ -21,10 +22,12 @@ mod columns;
 mod copy;
 mod dialogue;
 mod errors;
+mod extended;
 mod line;
 mod login;
 mod parameters;
 mod session;
+mod simple;
 #[cfg(test)]
 mod tests;
 
@@ -52,7 +55,8 @@ use tokio_util::{
 };
 
 use self::{
-    dialogue::{Dialogue, Prepared},
+    dialogue::Dialogue,
+    extended::Prepared,
     line::{Gone, Line},
     login::{Login, Passwords},
     session::Session,

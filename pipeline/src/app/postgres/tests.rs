@@ -109,7 +109,6 @@ async fn statements_are_bounded() {
     let address = door().await;
     let mut client = send(address, &startup()).await;
     read(&mut client, b'Z').await;
-    let parse = |name: &str, sql: &str| message(b"P", &[name.as_bytes(), b"\0", sql.as_bytes(), b"\0\0\0"].concat());
     client.write_all(&[parse("no", "drop table faults"), message(b"S", b"")].concat()).await.unwrap();
     let told = read(&mut client, b'Z').await;
     assert!(told.iter().any(|(kind, text)| *kind == b'E' && text.contains("25006")), "{told:?}");
@@ -120,6 +119,101 @@ async fn statements_are_bounded() {
     assert!(told.iter().any(|(kind, text)| *kind == b'E' && text.contains("53400")), "{told:?}");
     client.write_all(&message(b"Q", b"select 1\0")).await.unwrap();
     assert!(read(&mut client, b'Z').await.iter().any(|(kind, _)| *kind == b'D'));
+}
+
+/// A client that has logged in.
+async fn client(address: SocketAddr) -> TcpStream {
+    let mut client = send(address, &startup()).await;
+    read(&mut client, b'Z').await;
+    client
+}
+
+/// What a statement of the simple protocol is answered with: kinds of messages, the state of the transaction last, and the SQLSTATE of an
+/// error.
+async fn ask(client: &mut TcpStream, sql: &str) -> String {
+    client.write_all(&message(b"Q", &[sql.as_bytes(), b"\0"].concat())).await.unwrap();
+    told(client).await
+}
+
+async fn told(client: &mut TcpStream) -> String {
+    let words = read(client, b'Z').await.into_iter().map(|(kind, body)| match kind {
+        b'E' => body.split('\0').find_map(|field| field.strip_prefix('C')).unwrap_or_default().to_string(),
+        b'Z' => body,
+        b'C' => body.trim_end_matches('\0').to_string(),
+        kind => char::from(kind).to_string(),
+    });
+    words.collect::<Vec<_>>().join(",")
+}
+
+fn parse(name: &str, sql: &str) -> Vec<u8> {
+    message(b"P", &[name.as_bytes(), b"\0", sql.as_bytes(), b"\0\0\0"].concat())
+}
+
+/// Binds a statement without parameters to a portal, for results as text.
+fn bind(portal: &str, statement: &str) -> Vec<u8> {
+    message(b"B", &[portal.as_bytes(), b"\0", statement.as_bytes(), b"\0\0\0\0\0\0\0"].concat())
+}
+
+fn execute(portal: &str, most: i32) -> Vec<u8> {
+    message(b"E", &[portal.as_bytes(), b"\0", &most.to_be_bytes()].concat())
+}
+
+fn sync() -> Vec<u8> {
+    message(b"S", b"")
+}
+
+/// Scenario: a portal run for two rows at a time, then for more than anybody has memory for, then again; one that does not exist.
+/// Guarantees: rows come in parts, each once; the largest number is all that is left; 34000 for the unknown one.
+#[tokio::test]
+async fn portals_come_in_parts() {
+    let mut client = client(door().await).await;
+    let parts = [
+        parse("", "select value from generate_series(1, 5)"),
+        bind("p", ""),
+        execute("p", 2),
+        execute("p", 2),
+        execute("p", i32::MAX),
+        execute("p", 0),
+        sync(),
+    ];
+    client.write_all(&parts.concat()).await.unwrap();
+    assert_eq!(told(&mut client).await, "1,2,D,D,s,D,D,s,D,SELECT 1,SELECT 0,I");
+    client.write_all(&[bind("q", ""), execute("q", -1), sync()].concat()).await.unwrap();
+    assert_eq!(told(&mut client).await, "2,D,D,D,D,D,SELECT 5,I");
+    client.write_all(&[execute("p", 0), sync()].concat()).await.unwrap();
+    assert_eq!(told(&mut client).await, "34000,I");
+}
+
+/// Scenario: a mistake in a transaction with a savepoint; the transaction in one message; its end. Guarantees: statements are refused
+/// until it goes back, and a portal of the transaction is gone after its end.
+#[tokio::test]
+async fn transactions_go_back_to_savepoints() {
+    let mut client = client(door().await).await;
+    assert_eq!(ask(&mut client, "rollback to a").await, "25P01,I");
+    assert_eq!(ask(&mut client, "begin; savepoint a; select 1 as one").await, "BEGIN,SAVEPOINT,T,D,SELECT 1,T");
+    assert_eq!(ask(&mut client, "select nothing; select 1").await, "42703,E");
+    assert_eq!(ask(&mut client, "select 1").await, "25P02,E");
+    assert_eq!(ask(&mut client, "savepoint b").await, "25P02,E");
+    assert_eq!(ask(&mut client, "rollback to savepoint a; select 1").await, "ROLLBACK,T,D,SELECT 1,T");
+    client.write_all(&[parse("", "select 1"), bind("p", ""), sync()].concat()).await.unwrap();
+    assert_eq!(told(&mut client).await, "1,2,T");
+    assert_eq!(ask(&mut client, "commit").await, "COMMIT,I");
+    client.write_all(&[execute("p", 0), sync()].concat()).await.unwrap();
+    assert_eq!(told(&mut client).await, "34000,I");
+    assert_eq!(ask(&mut client, "begin; select nothing").await, "BEGIN,42703,E");
+    assert_eq!(ask(&mut client, "commit").await, "ROLLBACK,I");
+}
+
+/// Scenario: columns of one name, and expressions without one. Guarantees: names as PostgreSQL gives them, twice if need be.
+#[tokio::test]
+async fn columns_have_postgres_names() {
+    let mut client = client(door().await).await;
+    let sql = b"select d.datname, d.datname, count(*), 1 + 1 from pg_database d group by 1\0";
+    client.write_all(&message(b"Q", sql)).await.unwrap();
+    let told = read(&mut client, b'Z').await;
+    let (_, described) = told.iter().find(|(kind, _)| *kind == b'T').unwrap();
+    let at = |name: &str| described.match_indices(&format!("{name}\0")).count();
+    assert_eq!((at("datname"), at("count"), at("?column?")), (2, 1, 1), "{described:?}");
 }
 
 /// Scenario: every column of every table. Guarantees: its type is the same in `pg_attribute` and where rows are described.
