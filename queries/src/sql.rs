@@ -28,7 +28,7 @@ use datafusion::{
         disk_manager::{DiskManagerBuilder, DiskManagerMode},
         runtime_env::RuntimeEnvBuilder,
     },
-    logical_expr::{Expr, LogicalPlan},
+    logical_expr::{Expr, ExprSchemable, LogicalPlan},
     physical_plan::execute_stream,
 };
 use futures::StreamExt;
@@ -349,6 +349,10 @@ fn parameter_types(plan: &LogicalPlan) -> datafusion::error::Result<HashMap<Stri
         Ok(TreeNodeRecursion::Continue)
     };
     plan.apply_with_subqueries(|plan| plan.apply_expressions(|expr| expr.apply(&mut casts)))?;
+    plan.apply_with_subqueries(|plan| {
+        told_by_place(plan, &mut types)?;
+        Ok(TreeNodeRecursion::Continue)
+    })?;
     Ok(types)
 }
 
@@ -369,4 +373,29 @@ fn explain_unknown(error: SqlError, named: &[String], moment: &Moment) -> SqlErr
         }
         _ => error,
     }
+}
+
+/// Types of parameters that stand where only one type can: numbers of rows, and lists that a value is looked for in.
+fn told_by_place(plan: &LogicalPlan, types: &mut HashMap<String, Option<DataType>>) -> datafusion::error::Result<()> {
+    if let LogicalPlan::Limit(limit) = plan {
+        for rows in [&limit.skip, &limit.fetch].into_iter().flatten() {
+            if let Expr::Placeholder(parameter) = rows.as_ref() {
+                types.insert(parameter.id.clone(), Some(DataType::Int64));
+            }
+        }
+    }
+    let mut lists = |expr: &Expr| {
+        if let Expr::ScalarFunction(call) = expr
+            && call.name() == "array_has"
+            && let [Expr::Placeholder(parameter), value] = call.args.as_slice()
+        {
+            let kind = plan.inputs().first().and_then(|input| value.get_type(input.schema()).ok());
+            if let Some(kind) = kind {
+                types.insert(parameter.id.clone(), Some(DataType::new_list(kind, true)));
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    };
+    plan.apply_expressions(|expr| expr.apply(&mut lists))?;
+    Ok(())
 }

@@ -16,7 +16,7 @@ use datafusion::sql::sqlparser::{
     parser::Parser,
 };
 
-use super::rewrite::part;
+use super::{rewrite::part, types};
 
 /// Between a name and which of its columns it is.
 const MARK: char = ':';
@@ -134,7 +134,11 @@ pub(super) fn name_of(expr: &Expr) -> String {
         Expr::CompoundIdentifier(names) => return names.last().map(ident).unwrap_or_default(),
         Expr::Function(function) => return last(&function.name),
         Expr::Cast { expr, data_type, .. } => match name_of(expr) {
-            name if name == NAMELESS => return data_type.to_string().to_ascii_lowercase(),
+            name if name == NAMELESS => {
+                let sql = data_type.to_string().to_ascii_lowercase();
+                let known = types::by_name(if sql == "int" { "int4" } else { &sql });
+                return known.map_or(sql, |kind| kind.name.into());
+            }
             name => return name,
         },
         Expr::Nested(expr) | Expr::Collate { expr, .. } => return name_of(expr),
@@ -180,8 +184,8 @@ mod tests {
             "count ?column? - - sum"
         );
         assert_eq!(
-            named("select 1::text, version(), *, (select max(a) from t), true from t", 6),
-            "text version - - max bool"
+            named("select 1::bigint, version(), *, (select max(a) from t), true from t", 6),
+            "int8 version - - max bool"
         );
         assert_eq!(named("select *, a.*, 1 from a", 6), "");
         assert_eq!(named("select 1", 2), "");

@@ -23,6 +23,19 @@ pub(super) fn never_has_rows(query: &Query) -> bool {
     }
 }
 
+/// Whether a query reads from nothing but the search path, as Grafana does to find the schemas in it.
+pub(super) fn is_search_path(query: &Query) -> bool {
+    let SetExpr::Select(select) = query.body.as_ref() else { return false };
+    let is_call = |factor: &TableFactor| match factor {
+        TableFactor::Table { args, .. } => args.is_some(),
+        TableFactor::Function { .. } | TableFactor::UNNEST { .. } => true,
+        _ => false,
+    };
+    !select.from.is_empty()
+        && select.from.iter().all(|from| is_call(&from.relation) && from.joins.is_empty())
+        && query.to_string().contains("current_setting('search_path')")
+}
+
 /// The value that a sub-query looks up in the catalogue: a plain SELECT of one expression from its tables, which gives a row at most.
 /// DataFusion wants to see that, as an aggregate.
 pub(super) fn looked_up(query: &mut Query) -> Option<&mut Expr> {

@@ -2,8 +2,8 @@
 //!
 //! What is changed: names qualified with `pg_catalog`; types that only PostgreSQL has (`::regclass`, `::oid`, `::name`);
 //! `OPERATOR(pg_catalog.~)` and `COLLATE`; `!~~`; lists written as texts (`'{a,b}'::text[]`); who asks (`current_user`); columns of one
-//! name (`names`); AND and OR behind IS DISTINCT FROM (`precedence`); a look-up of one value in the catalogue by a sub-query; and a SELECT
-//! over a table that never has rows, which becomes one without rows and without what it would have computed for them.
+//! name (`names`); AND and OR behind IS DISTINCT FROM (`precedence`); a look-up of one value in the catalogue by a sub-query; the
+//! schemas of the search path; and a SELECT over a table that never has rows, which becomes one without rows and without what it would have computed for them.
 //! Invariant: a statement that uses none of these is left as it is. Cost: O(nodes of the statement).
 
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use datafusion::sql::sqlparser::ast::{
 
 use super::{
     SCHEMA, fixed, is_table, names,
-    nothing::{empty, is_over_nothing, looked_up, never_has_rows},
+    nothing::{empty, is_over_nothing, is_search_path, looked_up, never_has_rows},
     precedence,
 };
 
@@ -98,6 +98,9 @@ impl VisitorMut for Postgres<'_> {
             }
             Expr::Exists { subquery, negated } if never_has_rows(subquery) => Some(flag(*negated)),
             Expr::InSubquery { subquery, negated, .. } if never_has_rows(subquery) => Some(flag(*negated)),
+            Expr::InSubquery { expr, subquery, negated } if is_search_path(subquery) => {
+                Some(Expr::InList { expr: Box::new(take(expr)), list: vec![text("public")], negated: *negated })
+            }
             _ => None,
         };
         if let Some(replaced) = replaced {
