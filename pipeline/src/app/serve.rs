@@ -154,7 +154,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let door = FlightDoor { answers: sql.answers(), keys: Keys::new(&config.server.keys), telemetry };
     runtimes.ingest.spawn(serve_flight(flight, door, stop.clone()));
     if let Some(pg) = pg {
-        let door = Arc::new(PgDoor::new(&config.server, sql.answers()));
+        let door = Arc::new(PgDoor::new(&config.server, sql.answers())?);
         runtimes.main.spawn(postgres::serve(pg, door, stop.clone()));
     }
 

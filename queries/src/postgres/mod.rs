@@ -12,11 +12,13 @@
 //! | `rewrite` | statements of PostgreSQL as DataFusion understands them |
 //! | `names`, `nothing`, `precedence` | of these: columns of one name, tables without rows, IS DISTINCT FROM |
 //! | `command` | what a session says besides questions: SET, SHOW, BEGIN, COPY … |
+//! | `cursor` | of these: DECLARE, FETCH, MOVE |
 //!
 //! Invariant: every door sees the same; nothing here reads rows of the bus, only what tables are called and consist of.
 //! Tables of `pg_catalog` are built when a query names them. Cost: O(columns of all tables) for each one named.
 
 pub mod command;
+mod cursor;
 mod fixed;
 mod functions;
 mod information;

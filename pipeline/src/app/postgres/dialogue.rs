@@ -17,9 +17,12 @@ use pgwire::{
     error::PgWireResult,
     messages::response::TransactionStatus,
 };
-use queries::postgres::command::{Command, DISCARD};
+use queries::{
+    ScalarValue,
+    postgres::command::{Command, DISCARD, Hold},
+};
 
-use super::{columns, copy, errors, extended::Prepared, parameters, session::Session};
+use super::{columns, copy, cursors::End, errors, extended::Prepared, parameters, session::Session};
 
 /// Both protocols over one session.
 pub(super) struct Dialogue {
@@ -32,6 +35,13 @@ pub(super) struct Ask<'a> {
     pub(super) schema: Option<&'a SchemaRef>,
     pub(super) format: &'a Format,
     pub(super) portal: Option<&'a Portal<Arc<Prepared>>>,
+}
+
+impl Ask<'_> {
+    /// What is bound.
+    fn values(&self) -> PgWireResult<Vec<ScalarValue>> {
+        self.portal.map_or(Ok(Vec::new()), |portal| parameters::values(portal, self.expected))
+    }
 }
 
 /// What a command is answered with.
@@ -76,11 +86,7 @@ impl Dialogue {
         }
         Ok(match command {
             Command::Ask(sql) => {
-                let values = match ask.portal {
-                    Some(portal) => parameters::values(portal, ask.expected)?,
-                    None => Vec::new(),
-                };
-                let answer = session.answer(client, (sql, values)).await?;
+                let answer = session.answer(client, (sql, ask.values()?)).await?;
                 let schema = ask.schema.cloned().unwrap_or_else(|| columns::of_statement(&answer.schema, sql));
                 Answer::Rows(columns::rows(&answer, &schema, ask.format)?)
             }
@@ -114,6 +120,7 @@ impl Dialogue {
             Command::Commit | Command::Rollback => {
                 client.set_transaction_status(TransactionStatus::Idle);
                 let is_kept = matches!(command, Command::Commit) && status != TransactionStatus::Error;
+                session.cursors.end(if is_kept { End::Commit } else { End::Rollback });
                 Answer::Done(Tag::new(if is_kept { "COMMIT" } else { "ROLLBACK" }))
             }
             Command::RollbackTo if status == TransactionStatus::Idle => {
@@ -124,10 +131,42 @@ impl Dialogue {
                 client.set_transaction_status(TransactionStatus::Transaction);
                 Answer::Done(Tag::new("ROLLBACK"))
             }
+            Command::Declare { declared, query } => {
+                if status == TransactionStatus::Idle && declared.hold == Hold::No {
+                    let words = "DECLARE CURSOR can only be used in transaction blocks, unless it is WITH HOLD";
+                    return Err(errors::user("ERROR", "25P01", words));
+                }
+                session.cursors.admit(&declared.name)?;
+                let values = ask.values()?;
+                let answer = session.answer(client, (query, values)).await.map_err(errors::without_position)?;
+                let schema = columns::of_statement(&answer.schema, query);
+                session.cursors.declare(declared, answer, schema)?;
+                Answer::Done(Tag::new("DECLARE CURSOR"))
+            }
+            Command::Fetch { name, direction } => {
+                let fetched = session.cursors.fetch(name, *direction)?;
+                // The client says in which form it wants rows, if it can.
+                let format = if ask.portal.is_some() { ask.format } else { &fetched.form };
+                let mut rows = columns::rows(&fetched.rows, &fetched.schema, format)?;
+                rows.set_command_tag("FETCH");
+                Answer::Rows(rows)
+            }
+            Command::Move { name, direction } => {
+                Answer::Done(Tag::new("MOVE").with_rows(session.cursors.pass(name, *direction)?))
+            }
+            Command::Close { name: Some(name) } => {
+                session.cursors.close(name)?;
+                Answer::Done(Tag::new("CLOSE CURSOR"))
+            }
+            Command::Close { name: None } => {
+                session.cursors.close_all();
+                Answer::Done(Tag::new("CLOSE CURSOR ALL"))
+            }
             Command::Deallocate { .. } => Answer::Done(Tag::new("DEALLOCATE")),
             Command::Nothing(tag) => {
                 if *tag == DISCARD {
                     session.reset(None);
+                    session.cursors.close_all();
                 }
                 Answer::Done(Tag::new(tag))
             }

@@ -12,15 +12,17 @@ use pgwire::{
         ClientInfo, ClientPortalStore, DEFAULT_NAME, Type,
         copy::send_copy_out_response,
         portal::{Format, Portal, PortalExecutionState},
-        query::{ExtendedQueryHandler, send_execution_response, send_partial_query_response},
-        results::{FieldInfo, Response, Tag},
+        query::{ExtendedQueryHandler, send_describe_response, send_execution_response, send_partial_query_response},
+        results::{DescribePortalResponse, FieldInfo, Response, Tag},
         stmt::{QueryParser, StoredStatement},
         store::{Entry, PortalStore},
     },
     error::{PgWireError, PgWireResult},
     messages::{
         PgWireBackendMessage,
-        extendedquery::{Bind, BindComplete, Close, CloseComplete, Execute, Parse, ParseComplete, Sync as PgSync},
+        extendedquery::{
+            Bind, BindComplete, Close, CloseComplete, Describe, Execute, Parse, ParseComplete, Sync as PgSync,
+        },
         response::{EmptyQueryResponse, ReadyForQuery, TransactionStatus},
     },
 };
@@ -57,6 +59,10 @@ impl Parser {
         types: &[Option<Type>],
     ) -> PgWireResult<Prepared> {
         let (expected, schema) = match &command {
+            Command::Declare { query, .. } => {
+                let described = self.session.describe(client, (query, Vec::new())).await;
+                (described.map_err(errors::without_position)?.parameters, None)
+            }
             Command::Ask(sql) => {
                 let mut described = self.session.describe(client, (sql, Vec::new())).await?;
                 let count = described.parameters.len().max(types.len());
@@ -112,8 +118,13 @@ impl QueryParser for Parser {
     }
 
     fn get_result_schema(&self, statement: &Arc<Prepared>, format: Option<&Format>) -> PgWireResult<Vec<FieldInfo>> {
-        match &statement.schema {
-            Some(schema) => columns::fields(schema, format.unwrap_or(&Format::UnifiedText)),
+        let schema = match &statement.command {
+            // As the cursor is now: it may be another one than when the statement was prepared.
+            Command::Fetch { name, .. } => self.session.cursors.shape(name).map(|(schema, _)| schema),
+            _ => statement.schema.clone(),
+        };
+        match schema {
+            Some(schema) => columns::fields(&schema, format.unwrap_or(&Format::UnifiedText)),
             None => Ok(Vec::new()),
         }
     }
@@ -183,11 +194,34 @@ impl ExtendedQueryHandler for Dialogue {
             self.session.forget_statement(name);
             client.portal_store().rm_statement(name);
         } else {
+            // A cursor is a portal, too; none of that name is none of either.
+            let _ = self.session.cursors.close(name);
             self.session.forget_portal(name);
             client.portal_store().rm_portal(name);
         }
         client.feed(PgWireBackendMessage::CloseComplete(CloseComplete::new())).await?;
         Ok(())
+    }
+
+    /// A cursor is described as a portal, as psycopg does.
+    async fn on_describe<C>(&self, client: &mut C, message: Describe) -> PgWireResult<()>
+    where
+        C: ClientInfo + ClientPortalStore + Sink<PgWireBackendMessage> + Unpin + Send + Sync,
+        C::PortalStore: PortalStore<Statement = Arc<Prepared>>,
+        C::Error: Debug,
+        PgWireError: From<<C as Sink<PgWireBackendMessage>>::Error>,
+    {
+        let name = message.name.as_deref().unwrap_or(DEFAULT_NAME);
+        if message.target_type == b'S' || client.portal_store().get_portal(name).is_some() {
+            return self._on_describe(client, message).await;
+        }
+        match self.session.cursors.shape(name) {
+            Some((schema, format)) => {
+                let described = DescribePortalResponse::new(columns::fields(&schema, &format)?);
+                send_describe_response(client, &described).await
+            }
+            None => Err(no_portal(&message.name)),
+        }
     }
 
     /// Outside a transaction all portals end here.
@@ -222,10 +256,7 @@ impl ExtendedQueryHandler for Dialogue {
                 client.feed(PgWireBackendMessage::EmptyQueryResponse(EmptyQueryResponse::new())).await?;
                 return Ok(());
             }
-            None => {
-                let name = message.name.as_deref().unwrap_or_default();
-                return Err(errors::user("ERROR", "34000", &format!("portal {name:?} does not exist")));
-            }
+            None => return Err(no_portal(&message.name)),
         };
         let most = usize::try_from(message.max_rows).unwrap_or(0);
         let mut state = portal.state.lock().await;
@@ -272,4 +303,9 @@ impl ExtendedQueryHandler for Dialogue {
     {
         unreachable!("invariant: portals are run above")
     }
+}
+
+fn no_portal(name: &Option<String>) -> PgWireError {
+    let name = name.as_deref().unwrap_or_default();
+    errors::user("ERROR", "34000", &format!("portal {name:?} does not exist"))
 }
