@@ -18,7 +18,7 @@ use datafusion::{
 
 use crate::{
     live_table::{LiveTables, TablesSnapshot},
-    postgres::{self, PgCatalog},
+    postgres::{self, InformationSchema, PgCatalog},
     provider::SnapshotTable,
     schema::Topic,
     snapshot::StoredSnapshot,
@@ -102,7 +102,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Topic::ALL.into_iter().map(Topic::name).chain([COLUMN_COMMENTS])
 }
 
-/// A catalog `catalog.schema` that holds the tables, and `pg_catalog`, which tells of them.
+/// A catalog `catalog.schema` that holds the tables, with `pg_catalog` and `information_schema`, which tell of them.
 pub(crate) fn catalog_list(named: &NamedTables, catalog: &str, schema: &str) -> Result<Arc<dyn CatalogProviderList>> {
     let tables = Arc::new(MemorySchemaProvider::new());
     let mut shapes = Vec::new();
@@ -110,12 +110,20 @@ pub(crate) fn catalog_list(named: &NamedTables, catalog: &str, schema: &str) -> 
         shapes.push((*name, table.schema()));
         tables.register_table(name.to_string(), table.clone())?;
     }
-    let schemas = Arc::new(MemoryCatalogProvider::new());
-    schemas.register_schema(schema, tables)?;
-    schemas.register_schema(postgres::SCHEMA, Arc::new(PgCatalog { tables: shapes }))?;
-    let list = Arc::new(MemoryCatalogProviderList::new());
-    list.register_catalog(catalog.to_string(), schemas);
-    Ok(list)
+    let pg_catalog = Arc::new(PgCatalog { tables: shapes.clone() });
+    let list = |others: [(&str, Arc<dyn SchemaProvider>); 2], last: Option<Arc<dyn SchemaProvider>>| -> Result<_> {
+        let schemas = Arc::new(MemoryCatalogProvider::new());
+        for (name, provider) in others.into_iter().chain(last.map(|last| (postgres::INFORMATION_SCHEMA, last))) {
+            schemas.register_schema(name, provider)?;
+        }
+        let list = Arc::new(MemoryCatalogProviderList::new());
+        list.register_catalog(catalog.to_string(), schemas);
+        Ok(list)
+    };
+    let others: [(&str, Arc<dyn SchemaProvider>); 2] = [(schema, tables), (postgres::SCHEMA, pg_catalog)];
+    // It tells of the others from a list of its own: in its own list it would keep itself alive.
+    let information = Arc::new(InformationSchema::new(list(others.clone(), None)?, shapes));
+    Ok(list(others, Some(information))?)
 }
 
 fn comments_table() -> Arc<dyn TableProvider> {

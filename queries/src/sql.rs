@@ -29,7 +29,7 @@ use datafusion::{
         disk_manager::{DiskManagerBuilder, DiskManagerMode},
         runtime_env::RuntimeEnvBuilder,
     },
-    logical_expr::{Expr, LogicalPlan},
+    logical_expr::{Expr, ExprSchemable, LogicalPlan},
     physical_plan::{ExecutionPlan, execute_stream},
 };
 use futures::StreamExt;
@@ -137,9 +137,12 @@ impl SqlEngine {
             // Dealing batches out in turns holds them back only when both takers have some: where one gets no time, its batches pile up
             // until the query has no memory left. Tables come in partitions of their own.
             .with_round_robin_repartition(false)
-            .with_information_schema(true)
+            // A query's catalogue brings its own.
+            .with_information_schema(false)
             // A union of tables has another schema metadata before than after it is planned; columns are what counts.
             .set_bool("datafusion.execution.skip_physical_aggregate_schema_check", true)
+            // Else `timestamptz` and `now()` would have no zone, unlike the times of our tables.
+            .set_str("datafusion.execution.time_zone", "UTC")
             .with_default_catalog_and_schema(CATALOG, SCHEMA)
             .with_create_default_catalog_and_schema(false);
         config.options_mut().sql_parser.collect_spans = true;
@@ -386,6 +389,10 @@ fn parameter_types(plan: &LogicalPlan) -> datafusion::error::Result<HashMap<Stri
         Ok(TreeNodeRecursion::Continue)
     };
     plan.apply_with_subqueries(|plan| plan.apply_expressions(|expr| expr.apply(&mut casts)))?;
+    plan.apply_with_subqueries(|plan| {
+        told_by_place(plan, &mut types)?;
+        Ok(TreeNodeRecursion::Continue)
+    })?;
     Ok(types)
 }
 
@@ -406,4 +413,29 @@ fn explain_unknown(error: SqlError, named: &[String], moment: &Moment) -> SqlErr
         }
         _ => error,
     }
+}
+
+/// Types of parameters that stand where only one type can: numbers of rows, and lists that a value is looked for in.
+fn told_by_place(plan: &LogicalPlan, types: &mut HashMap<String, Option<DataType>>) -> datafusion::error::Result<()> {
+    if let LogicalPlan::Limit(limit) = plan {
+        for rows in [&limit.skip, &limit.fetch].into_iter().flatten() {
+            if let Expr::Placeholder(parameter) = rows.as_ref() {
+                types.insert(parameter.id.clone(), Some(DataType::Int64));
+            }
+        }
+    }
+    let mut lists = |expr: &Expr| {
+        if let Expr::ScalarFunction(call) = expr
+            && call.name() == "array_has"
+            && let [Expr::Placeholder(parameter), value] = call.args.as_slice()
+        {
+            let kind = plan.inputs().first().and_then(|input| value.get_type(input.schema()).ok());
+            if let Some(kind) = kind {
+                types.insert(parameter.id.clone(), Some(DataType::new_list(kind, true)));
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    };
+    plan.apply_expressions(|expr| expr.apply(&mut lists))?;
+    Ok(())
 }

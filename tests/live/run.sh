@@ -83,7 +83,19 @@ else
 fi
 check "stops on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
 export EVENKEEL_TENANT=operator EVENKEEL_KEY=sesame-for-the-doors
-printf '[[server.keys]]\nkey = "%s"\ntenant = "%s"\nclass = "High"\n' "$EVENKEEL_KEY" "$EVENKEEL_TENANT" >"$work/doors.toml"
+printf '[[server.keys]]\nkey = "%s"\ntenant = "%s"\nclass = "High"\n' "$EVENKEEL_KEY" "$EVENKEEL_TENANT" >"$work/keys.toml"
+: >"$work/doors.toml"
+export EVENKEEL_PG_CERT=
+if command -v openssl >/dev/null; then
+  export EVENKEEL_PG_CERT="$work/cert.pem"
+  openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout "$work/key.pem" -out "$EVENKEEL_PG_CERT" -subj /CN=localhost \
+    -addext subjectAltName=DNS:localhost,IP:127.0.0.1 2>/dev/null
+  printf '[server]\npg_tls_cert = "%s"\npg_tls_key = "%s"\n' "$EVENKEEL_PG_CERT" "$work/key.pem" >>"$work/doors.toml"
+else
+  skipped=$((skipped + 1))
+  echo "SKIPPED (no openssl: TLS of the PostgreSQL wire)"
+fi
+cat "$work/keys.toml" >>"$work/doors.toml"
 serve doors --model simulated --workers 1 --config "$work/doors.toml"
 if command -v psql >/dev/null; then
   check "psql, psycopg and SQLAlchemy" "$venv/bin/python" tests/python/postgres_client.py
@@ -91,9 +103,16 @@ else
   skipped=$((skipped + 1))
   echo "SKIPPED (no psql: install postgresql-client)"
 fi
+jdbc=${EVENKEEL_JDBC:-/usr/share/java/postgresql.jar}
+if command -v java >/dev/null && [ -f "$jdbc" ]; then
+  check "JDBC" java -cp "$jdbc" tests/java/PostgresClient.java
+else
+  skipped=$((skipped + 1))
+  echo "SKIPPED (no java or no $jdbc: install default-jdk-headless and libpostgresql-jdbc-java, or set EVENKEEL_JDBC)"
+fi
 check "ADBC over Flight SQL" "$venv/bin/python" tests/python/flight_sql_client.py
 check "doors stop on SIGTERM" bash -c "kill $server && timeout 30 tail --pid=$server -f /dev/null"
-unset EVENKEEL_TENANT EVENKEEL_KEY
+unset EVENKEEL_TENANT EVENKEEL_KEY EVENKEEL_PG_CERT
 
 # store NAME URL COMMAND…: starts a store, and a server that writes snapshots to URL in it.
 store() {

@@ -1,7 +1,7 @@
 """The PostgreSQL wire as PostgreSQL's own tools see it: psql, psycopg and SQLAlchemy (SPEC E2).
 
-EVENKEEL_PG is HOST:PORT, EVENKEEL_TENANT and EVENKEEL_KEY the user and its password, EVENKEEL_URL the HTTP side. The
-server has the simulated model.
+EVENKEEL_PG is HOST:PORT, EVENKEEL_TENANT and EVENKEEL_KEY the user and its password, EVENKEEL_URL the HTTP side, EVENKEEL_PG_CERT
+the certificate for localhost of a server with TLS. The server has the simulated model.
 """
 
 import json
@@ -23,6 +23,7 @@ from checks import raised, run, same
 HOST, PORT = os.environ["EVENKEEL_PG"].rsplit(":", 1)
 TENANT, KEY = os.environ["EVENKEEL_TENANT"], os.environ["EVENKEEL_KEY"]
 URL = os.environ["EVENKEEL_URL"]
+CERTIFICATE = os.environ.get("EVENKEEL_PG_CERT")
 REQUESTS = 3
 # Runs until it is stopped.
 ENDLESS = "select sum(value) from generate_series(1, 1000000000000)"
@@ -48,8 +49,9 @@ def ask(statement: str, *arguments: str) -> str:
     return answer.stdout.strip()
 
 
-def connect(**options) -> psycopg.Connection:
-    return psycopg.connect(host=HOST, port=PORT, user=TENANT, password=KEY, dbname="evenkeel", **options)
+def connect(conninfo: str = "", **options) -> psycopg.Connection:
+    place = {} if "host=" in conninfo else {"host": HOST}
+    return psycopg.connect(conninfo, port=PORT, user=TENANT, password=KEY, dbname="evenkeel", **place, **options)
 
 
 def rows_arrive() -> None:
@@ -179,6 +181,59 @@ def answers_come_in_parts() -> None:
         same((len(rows), rows[-1]), (2500, (2500,)), "streamed rows")
 
 
+def cursors_fetch() -> None:
+    """psql's FETCH_COUNT and psycopg's cursors on the server: parts, steps back, WITH HOLD, one that is too many."""
+    numbers = "select value from generate_series(1, 250)"
+    answer = psql("-At", "-v", "FETCH_COUNT=100", "-c", numbers)
+    same((answer.returncode, answer.stdout.split()[-1], answer.stdout.count("\n")), (0, "250", 250), f"rows of psql {answer.stderr}")
+    for binary in (False, True):
+        with connect() as connection:
+            with connection.cursor("parts", binary=binary) as cursor:
+                cursor.itersize = 7
+                cursor.execute("select value, %s::text as word from generate_series(1, 60) where value <= %s", ["a", 50])
+                same([column.name for column in cursor.description], ["value", "word"], "columns")
+                same(len(cursor.fetchmany(10)), 10, "a part")
+                same([row[0] for row in cursor], list(range(11, 51)), "the rest")
+                cursor.scroll(0, mode="absolute")
+                cursor.scroll(41)
+                same(cursor.fetchone(), (42, "a"), f"a row after a scroll, binary={binary}")
+            raised(psycopg.errors.InvalidCursorName, lambda: connection.execute("fetch parts"))
+    with connect() as connection:
+        held = connection.cursor("held", withhold=True)
+        held.execute(numbers)
+        connection.commit()
+        same(held.fetchone(), (1,), "a row after the transaction")
+        held.close()
+    with connect(autocommit=True) as connection:
+        raised(psycopg.errors.NoActiveSqlTransaction, lambda: connection.execute("declare c cursor for select 1"))
+        for number in range(16):
+            connection.execute(f"declare c{number} cursor with hold for select 1")
+        raised(psycopg.errors.ConfigurationLimitExceeded, lambda: connection.execute("declare c cursor with hold for select 1"))
+        connection.execute("close all")
+
+
+def tls_is_verified() -> None:
+    """TLS as psql asks for it, and a query within it that is stopped when its client goes."""
+    if not CERTIFICATE:
+        return print("SKIPPED (no openssl)")
+    for options in (f"sslmode=verify-full sslrootcert={CERTIFICATE} host=localhost hostaddr={HOST}", "sslmode=require", "sslmode=disable"):
+        is_within = "disable" not in options
+        with connect(conninfo=options) as connection:
+            same(connection.pgconn.ssl_in_use, is_within, options)
+            same(connection.execute("select 1").fetchone(), (1,), options)
+        settings = f"{options} port={PORT} user={TENANT} dbname=evenkeel" + ("" if "host" in options else f" host={HOST}")
+        answer = subprocess.run(["psql", "-X", "-At", "-c", "select 2", settings], env={**os.environ, "PGPASSWORD": KEY},
+                                capture_output=True, text=True, timeout=60)
+        same((answer.returncode, answer.stdout.strip()), (0, "2"), f"psql with {options} ({answer.stderr})")
+    strange = f"sslmode=verify-full sslrootcert={CERTIFICATE} host=elsewhere.example hostaddr={HOST}"
+    assert "does not match" in str(raised(psycopg.OperationalError, lambda: connect(conninfo=strange)))
+    with connect(conninfo="sslmode=require", autocommit=True) as connection:
+        timer = threading.Timer(1, connection.cancel)
+        timer.start()
+        raised(psycopg.errors.QueryCanceled, lambda: connection.execute(ENDLESS))
+        timer.join()
+
+
 def transactions_end() -> None:
     with connect() as connection:
         connection.execute("select 1")
@@ -214,6 +269,8 @@ run([
     ("statement_timeout", statements_time_out),
     ("parameters are bound", parameters_are_bound),
     ("answers come in parts", answers_come_in_parts),
+    ("cursors fetch", cursors_fetch),
+    ("TLS is verified", tls_is_verified),
     ("transactions end", transactions_end),
     ("SQLAlchemy inspects", sqlalchemy_inspects),
 ])

@@ -158,7 +158,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
     let door = FlightDoor { answers: sql.answers(), keys, telemetry, ingest, bounds };
     serve_on(&runtimes.sql, flight, |flight| flight_sql::serve(flight, door, stop.clone()))?;
     if let Some(pg) = pg {
-        let door = Arc::new(PgDoor::new(&config.server, sql.answers()));
+        let door = Arc::new(PgDoor::new(&config.server, sql.answers())?);
         serve_on(&runtimes.sql, pg, |pg| postgres::serve(pg, door, stop.clone()))?;
     }
 

@@ -58,6 +58,9 @@ pub struct Server {
     pub pg_connections_max: usize,
     #[serde(with = "humantime_serde")]
     pub pg_idle_timeout: Duration,
+    /// Empty: no TLS.
+    pub pg_tls_cert: PathBuf,
+    pub pg_tls_key: PathBuf,
     pub data_dir: PathBuf,
     pub body_max: ByteSize,
     #[serde(with = "humantime_serde")]

@@ -232,6 +232,9 @@ fn server(server: &Server) -> Result<(), ConfigError> {
         let most = format!("at most {DOOR_CONNECTIONS_MAX}");
         require(connections <= DOOR_CONNECTIONS_MAX, key, connections, most)?;
     }
+    let (cert, key) = (server.pg_tls_cert.as_os_str(), server.pg_tls_key.as_os_str());
+    let both = "server.pg_tls_cert and server.pg_tls_key together, or neither";
+    require(cert.is_empty() == key.is_empty(), "server.pg_tls_key", format!("{key:?}"), both)?;
     match server.pg_listen {
         Listen::Off => Ok(()),
         Listen::On(address) => {
@@ -308,6 +311,7 @@ mod tests {
             refusal(|config| config.server.pg_listen = Listen::On(([0, 0, 0, 0], 5454).into())),
             refusal(|config| config.server.pg_connections_max = 0),
             refusal(|config| config.server.flight_connections_max = 10_001),
+            refusal(|config| config.server.pg_tls_cert = "cert.pem".into()),
         ];
         expect_test::expect![[r#"
             workers.threads = 0: expected 1 to 1024
@@ -335,7 +339,8 @@ mod tests {
             server.flight_listen = 0.0.0.0:8815: expected a loopback address, or server.keys set: anything but loopback requires keys
             server.pg_listen = 0.0.0.0:5454: expected a loopback address, or server.keys set: anything but loopback requires keys
             server.pg_connections_max = 0: expected at least 1
-            server.flight_connections_max = 10001: expected at most 10000"#]]
+            server.flight_connections_max = 10001: expected at most 10000
+            server.pg_tls_key = "": expected server.pg_tls_cert and server.pg_tls_key together, or neither"#]]
         .assert_eq(&lines.join("\n"));
         let narrower = |change: fn(&mut KeySql)| {
             let mut config = load(None, Overrides::default()).expect("the defaults are valid");

@@ -9,8 +9,10 @@ use datafusion::sql::sqlparser::{
     tokenizer::{Location, Token, TokenWithSpan, Tokenizer},
 };
 
+use super::cursor;
 use crate::SqlError;
 
+pub use super::cursor::{Count, CursorForm, Declared, Direction, Hold, Scroll, Step};
 pub use super::fixed::SETTINGS;
 
 /// Most statements of one message.
@@ -42,6 +44,8 @@ pub enum Command {
     Begin,
     Commit,
     Rollback,
+    /// `ROLLBACK TO SAVEPOINT name`: the transaction goes on.
+    RollbackTo,
     /// `DEALLOCATE name`, or of all.
     Deallocate {
         name: Option<String>,
@@ -50,6 +54,25 @@ pub enum Command {
     CopyOut {
         query: String,
         form: CopyForm,
+    },
+    /// `DECLARE name CURSOR FOR query`.
+    Declare {
+        declared: Declared,
+        query: String,
+    },
+    /// `FETCH direction FROM name`.
+    Fetch {
+        name: String,
+        direction: Direction,
+    },
+    /// `MOVE direction FROM name`.
+    Move {
+        name: String,
+        direction: Direction,
+    },
+    /// `CLOSE name`, or all.
+    Close {
+        name: Option<String>,
     },
     /// Understood, and nothing to do: the command's tag.
     Nothing(&'static str),
@@ -126,13 +149,23 @@ fn command(text: &str, tokens: &[&TokenWithSpan]) -> Command {
         ["show", name @ ..] if is_setting(&name.concat()) => Command::Show { name: name.concat() },
         ["begin", ..] | ["start", "transaction", ..] => Command::Begin,
         ["commit" | "end", ..] => Command::Commit,
-        ["rollback", "to", ..] | ["rollback", "work" | "transaction", "to", ..] => Command::Nothing("ROLLBACK"),
+        ["rollback", "to", ..] | ["rollback", "work" | "transaction", "to", ..] => Command::RollbackTo,
         ["rollback" | "abort", ..] => Command::Rollback,
         ["savepoint", ..] => Command::Nothing("SAVEPOINT"),
         ["release", ..] => Command::Nothing("RELEASE"),
         ["discard", ..] => Command::Nothing(DISCARD),
         ["unlisten", ..] => Command::Nothing("UNLISTEN"),
-        ["close", ..] => Command::Nothing("CLOSE CURSOR ALL"),
+        ["close", "all"] => Command::Close { name: None },
+        ["close", name] => Command::Close { name: Some(name.to_string()) },
+        ["declare", rest @ ..] => declare(text, tokens, rest).unwrap_or_else(|| Command::Ask(text.to_string())),
+        ["fetch", rest @ ..] => match cursor::fetch(rest) {
+            Some((direction, name)) => Command::Fetch { name, direction },
+            None => Command::Ask(text.to_string()),
+        },
+        ["move", rest @ ..] => match cursor::fetch(rest) {
+            Some((direction, name)) => Command::Move { name, direction },
+            None => Command::Ask(text.to_string()),
+        },
         ["deallocate", "prepare", rest @ ..] | ["deallocate", rest @ ..] => match rest {
             ["all"] => Command::Deallocate { name: None },
             name => Command::Deallocate { name: Some(name.concat()) },
@@ -164,6 +197,23 @@ fn set(words: &[&str], text: &str) -> Command {
     Command::Set { name, value: value.join(" ").replace(" ,", ",") }
 }
 
+/// The part of a statement's text between two places of the message.
+fn within<'a>(text: &'a str, tokens: &[&TokenWithSpan], (from, to): (Location, Location)) -> Option<&'a str> {
+    let start = tokens.first()?.span.start;
+    let relative = |place: Location| {
+        let line = place.line - start.line + 1;
+        Location { line, column: if line == 1 { place.column - start.column + 1 } else { place.column } }
+    };
+    Some(slice(text, relative(from), relative(to)).trim())
+}
+
+/// `DECLARE name CURSOR FOR query`. `None`: something else.
+fn declare(text: &str, tokens: &[&TokenWithSpan], words: &[&str]) -> Option<Command> {
+    let (declared, taken) = cursor::declare(words)?;
+    let places = (tokens.get(1 + taken)?.span.start, tokens.last()?.span.end);
+    Some(Command::Declare { declared, query: within(text, tokens, places)?.to_string() })
+}
+
 /// `COPY (query) TO STDOUT` with its options. `None`: something else.
 fn copy_out(text: &str, tokens: &[&TokenWithSpan]) -> Option<Command> {
     let mut depth = 0;
@@ -183,12 +233,8 @@ fn copy_out(text: &str, tokens: &[&TokenWithSpan]) -> Option<Command> {
     if !options.iter().all(|option| known.contains(option)) {
         return None;
     }
-    let start = tokens.first()?.span.start;
-    let relative = |place: Location| {
-        let line = place.line - start.line + 1;
-        Location { line, column: if line == 1 { place.column - start.column + 1 } else { place.column } }
-    };
-    let query = slice(text, relative(tokens.get(2)?.span.start), relative(tokens[close].span.start)).trim().to_string();
+    let places = (tokens.get(2)?.span.start, tokens[close].span.start);
+    let query = within(text, tokens, places)?.to_string();
     let after = |name: &str| options.iter().position(|option| *option == name).and_then(|at| options.get(at + 1));
     let header = match after("header") {
         Some(&("false" | "off" | "0")) => Header::No,
@@ -225,12 +271,21 @@ mod tests {
         assert_eq!(one("show server_version"), Command::Show { name: "server_version".into() });
         assert_eq!(one("SHOW TABLES"), Command::Ask("SHOW TABLES".into()));
         assert_eq!(one("BEGIN READ ONLY"), Command::Begin);
+        assert_eq!(one("ROLLBACK TO SAVEPOINT \"a\""), Command::RollbackTo);
+        assert_eq!(one("rollback transaction"), Command::Rollback);
         assert_eq!(one("/* ping */ select 1 -- so"), Command::Ask("select 1".into()));
         assert_eq!(one("DEALLOCATE \"A b\""), Command::Deallocate { name: Some("A b".into()) });
         assert_eq!(one("DROP TABLE requests"), Command::Ask("DROP TABLE requests".into()));
         let csv = CopyForm::Csv { header: Header::Yes };
         let copy = Command::CopyOut { query: "select (1),\n ';' as a".into(), form: csv };
         assert_eq!(one("copy (\nselect (1),\n ';' as a) to stdout with (format csv, header)"), copy);
+        let declared = Declared { name: "C x".into(), scroll: Scroll::No, hold: Hold::No, form: CursorForm::Text };
+        let declare = Command::Declare { declared, query: "select 1\n for".into() };
+        assert_eq!(one("/* x */ DECLARE \"C x\" NO SCROLL CURSOR FOR\nselect 1\n for ;"), declare);
+        let fetch = Command::Fetch { name: "c".into(), direction: Direction::Forward(Count::Rows(100)) };
+        assert_eq!(one("FETCH FORWARD 100 FROM c"), fetch);
+        assert_eq!(one("CLOSE c"), Command::Close { name: Some("c".into()) });
+        assert_eq!(one("DECLARE c"), Command::Ask("DECLARE c".into()));
         assert_eq!(one("COPY (select 1) FROM STDIN"), Command::Ask("COPY (select 1) FROM STDIN".into()));
     }
 

@@ -14,15 +14,27 @@ use super::{
     relations::{Same, flag, int4, int8, no_list, text},
 };
 
+/// The function of words that mean something, which is a table here.
+pub(super) const KEYWORDS: &str = "pg_get_keywords";
+
 /// Tables with rows.
-const WITH_ROWS: [&str; 8] =
-    ["pg_namespace", "pg_database", "pg_roles", "pg_user", "pg_authid", "pg_am", "pg_tablespace", "pg_settings"];
+const WITH_ROWS: [&str; 9] = [
+    "pg_namespace",
+    "pg_database",
+    "pg_roles",
+    "pg_user",
+    "pg_authid",
+    "pg_am",
+    "pg_tablespace",
+    "pg_settings",
+    KEYWORDS,
+];
 
 /// A table without rows: its name, columns of numbers, of texts, of flags.
 type Empty = (&'static str, &'static [&'static str], &'static [&'static str], &'static [&'static str]);
 
 /// All of them.
-const EMPTY: [Empty; 40] = [
+const EMPTY: [Empty; 43] = [
     (
         "pg_index",
         &["indexrelid", "indrelid", "indnatts", "indnkeyatts", "indkey", "indclass", "indoption", "indcollation"],
@@ -75,7 +87,7 @@ const EMPTY: [Empty; 40] = [
     (
         "pg_proc",
         &["oid", "pronamespace", "prorettype", "proowner", "prolang", "pronargs", "proargtypes"],
-        &["proname", "prokind", "prosrc", "provolatile"],
+        &["proname", "prokind", "prosrc", "provolatile", "proargnames", "proargmodes", "proallargtypes"],
         &["proisagg", "proretset"],
     ),
     ("pg_aggregate", &["aggfnoid"], &["aggkind"], &[]),
@@ -97,7 +109,12 @@ const EMPTY: [Empty; 40] = [
         &["collisdeterministic"],
     ),
     ("pg_conversion", &["oid", "connamespace"], &["conname"], &[]),
-    ("pg_extension", &["oid", "extowner", "extnamespace"], &["extname", "extversion"], &["extrelocatable"]),
+    (
+        "pg_extension",
+        &["oid", "extowner", "extnamespace", "extconfig"],
+        &["extname", "extversion"],
+        &["extrelocatable"],
+    ),
     ("pg_available_extensions", &[], &["name", "default_version", "installed_version", "comment"], &[]),
     ("pg_partitioned_table", &["partrelid", "partnatts", "partdefid"], &["partstrat", "partexprs"], &[]),
     ("pg_opclass", &["oid", "opcmethod", "opcnamespace", "opcintype"], &["opcname"], &["opcdefault"]),
@@ -118,6 +135,9 @@ const EMPTY: [Empty; 40] = [
         &[],
     ),
     ("pg_stat_user_tables", &["relid", "seq_scan", "n_live_tup"], &["schemaname", "relname"], &[]),
+    ("pg_cursors", &[], &["name", "statement"], &["is_holdable", "is_binary", "is_scrollable"]),
+    ("pg_prepared_statements", &[], &["name", "statement"], &["from_sql"]),
+    ("pg_timezone_names", &[], &["name", "abbrev"], &["is_dst"]),
 ];
 
 /// What `SHOW`, `current_setting` and `pg_settings` tell. Nothing reads them: answers are in UTC and in ISO form always.
@@ -183,6 +203,7 @@ pub(super) fn table(name: &str) -> Option<Result<RecordBatch, ArrowError>> {
             ("spcowner", int8([OWNER_OID])),
         ]),
         "pg_settings" => settings(),
+        KEYWORDS => keywords(),
         _ => return None,
     })
 }
@@ -247,6 +268,24 @@ fn users() -> Result<RecordBatch, ArrowError> {
         ("usesuper", flag([false])),
         ("passwd", same.none()),
         ("valuntil", same.none()),
+    ])
+}
+
+/// Words that the parser knows: reserved ones cannot be names without quotes.
+fn keywords() -> Result<RecordBatch, ArrowError> {
+    use datafusion::sql::sqlparser::keywords::{
+        ALL_KEYWORDS, ALL_KEYWORDS_INDEX, RESERVED_FOR_COLUMN_ALIAS, RESERVED_FOR_TABLE_ALIAS,
+    };
+    let is_reserved: Vec<bool> = ALL_KEYWORDS_INDEX
+        .iter()
+        .map(|word| RESERVED_FOR_COLUMN_ALIAS.contains(word) || RESERVED_FOR_TABLE_ALIAS.contains(word))
+        .collect();
+    let words: Vec<String> = ALL_KEYWORDS.iter().map(|word| word.to_ascii_lowercase()).collect();
+    RecordBatch::try_from_iter([
+        ("word", text(words.iter().map(String::as_str))),
+        ("catcode", text(is_reserved.iter().map(|reserved| if *reserved { "R" } else { "U" }))),
+        ("barelabel", flag(is_reserved.iter().map(|reserved| !reserved))),
+        ("catdesc", text(is_reserved.iter().map(|reserved| if *reserved { "reserved" } else { "unreserved" }))),
     ])
 }
 

@@ -21,7 +21,11 @@ use datafusion::{
     logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, TypeSignature, Volatility},
 };
 
-use super::{FIRST_TABLE_OID, OWNER, SERVER_VERSION, fixed, relations, types};
+use super::{
+    FIRST_TABLE_OID, OWNER, SERVER_VERSION, fixed, relations,
+    text::{self, parse_ident, quote_ident, quote_literal},
+    types,
+};
 use crate::{catalog, schema::Topic};
 
 /// What a function answers.
@@ -117,7 +121,7 @@ fn version() -> &'static str {
     concat!("Evenkeel ", env!("CARGO_PKG_VERSION"), " (speaks PostgreSQL 15.0)")
 }
 
-const CONSTANTS: [(&str, Answer); 51] = [
+const CONSTANTS: [(&str, Answer); 54] = [
     ("current_database", Answer::Text(OWNER)),
     ("current_catalog", Answer::Text(OWNER)),
     ("current_schema", Answer::Text("public")),
@@ -164,6 +168,9 @@ const CONSTANTS: [(&str, Answer); 51] = [
     ("pg_tablespace_size", Answer::Number(0)),
     ("pg_relation_filenode", Answer::Number(0)),
     ("pg_column_size", Answer::Number(0)),
+    ("pg_stat_get_numscans", Answer::Number(0)),
+    ("pg_stat_get_live_tuples", Answer::Number(0)),
+    ("pg_stat_get_dead_tuples", Answer::Number(0)),
     ("txid_current", Answer::Number(0)),
     ("pg_current_xact_id", Answer::Number(0)),
     ("inet_server_port", Answer::Number(0)),
@@ -173,14 +180,17 @@ const CONSTANTS: [(&str, Answer); 51] = [
 
 type Computed = (&'static str, fn(&[DataType]) -> DataType, fn(&[ArrayRef]) -> Result<ArrayRef>);
 
-const COMPUTED: [Computed; 21] = [
+const COMPUTED: [Computed; 24] = [
     ("pg_size_pretty", always_text, size_pretty),
     ("format_type", always_text, format_type),
     ("col_description", always_text, col_description),
     ("current_setting", always_text, |a| each_text(a, |name| setting(name).map(str::to_string))),
     ("set_config", always_text, second),
     ("quote_ident", always_text, |a| each_text(a, |name| Some(quote_ident(name)))),
-    ("quote_literal", always_text, |a| each_text(a, |text| Some(format!("'{}'", text.replace('\'', "''"))))),
+    ("quote_literal", always_text, |a| each_text(a, |text| Some(quote_literal(text)))),
+    ("format", always_text, format_text),
+    ("array_upper", always_number, |a| bounds(a, |length| length)),
+    ("array_lower", always_number, |a| bounds(a, |_| 1)),
     ("parse_ident", text_list, |a| lists(a, parse_ident)),
     ("current_schemas", text_list, |a| lists(a, |_| vec!["pg_catalog".into(), "public".into()])),
     ("to_regclass", always_number, |a| each_number(a, relation_oid)),
@@ -380,25 +390,30 @@ fn privilege(arguments: &[ArrayRef]) -> Result<ArrayRef> {
     Ok(Arc::new(answers.collect::<BooleanArray>()))
 }
 
-fn quote_ident(name: &str) -> String {
-    let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
-        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    if plain { name.to_string() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
+/// Each row's format with its values.
+fn format_text(arguments: &[ArrayRef]) -> Result<ArrayRef> {
+    let texts = (0..arguments.len()).map(|at| argument(arguments, at, &DataType::Utf8)).collect::<Result<Vec<_>>>()?;
+    let texts: Vec<&StringArray> = texts.iter().map(|text| text.as_string::<i32>()).collect();
+    let Some((formats, values)) = texts.split_first() else { return exec_err!("argument 1 is missing") };
+    let row = |(at, format): (usize, Option<&str>)| -> Result<Option<String>> {
+        let values: Vec<Option<&str>> =
+            values.iter().map(|column| column.is_valid(at).then(|| column.value(at))).collect();
+        format.map(|format| text::format(format, &values).or_else(|words| exec_err!("{words}"))).transpose()
+    };
+    Ok(Arc::new(formats.iter().enumerate().map(row).collect::<Result<StringArray>>()?))
 }
 
-/// Parts of a dotted name: quoted ones as they are, others in lower case.
-fn parse_ident(name: &str) -> Vec<String> {
-    let (mut parts, mut part, mut quoted) = (Vec::new(), String::new(), false);
-    for c in name.chars() {
-        match c {
-            '"' => quoted = !quoted,
-            '.' if !quoted => parts.push(std::mem::take(&mut part)),
-            c if quoted => part.push(c),
-            c => part.push(c.to_ascii_lowercase()),
-        }
-    }
-    parts.push(part);
-    parts
+/// First or last place of each list, which count from 1. NULL of an empty list, and in every dimension but the first.
+fn bounds(arguments: &[ArrayRef], place: fn(i64) -> i64) -> Result<ArrayRef> {
+    let dimensions = argument(arguments, 1, &DataType::Int64)?;
+    let text_lists = DataType::new_list(DataType::Utf8, true);
+    let lists = argument(arguments, 0, &text_lists)?;
+    let lists = lists.as_list::<i32>();
+    let row = |(at, dimension): (usize, Option<i64>)| {
+        let length = lists.is_valid(at).then(|| i64::from(lists.value_length(at)))?;
+        (dimension == Some(1) && length > 0).then(|| place(length))
+    };
+    Ok(Arc::new(dimensions.as_primitive::<Int64Type>().iter().enumerate().map(row).collect::<Int64Array>()))
 }
 
 /// A list of texts for each value.

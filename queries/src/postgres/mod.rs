@@ -7,17 +7,27 @@
 //! | `relations` | our tables as `pg_class`, `pg_attribute`, `pg_description` … |
 //! | `fixed` | rows that never change, and tables that never have rows |
 //! | `functions` | `format_type`, `obj_description`, `pg_table_is_visible` … |
+//! | `information` | `information_schema` as the standard has it |
+//! | `text` | names and literals, quoted and taken apart |
 //! | `rewrite` | statements of PostgreSQL as DataFusion understands them |
+//! | `names`, `nothing`, `precedence` | of these: columns of one name, tables without rows, IS DISTINCT FROM |
 //! | `command` | what a session says besides questions: SET, SHOW, BEGIN, COPY … |
+//! | `cursor` | of these: DECLARE, FETCH, MOVE |
 //!
 //! Invariant: every door sees the same; nothing here reads rows of the bus, only what tables are called and consist of.
 //! Tables of `pg_catalog` are built when a query names them. Cost: O(columns of all tables) for each one named.
 
 pub mod command;
+mod cursor;
 mod fixed;
 mod functions;
+mod information;
+mod names;
+mod nothing;
+mod precedence;
 mod relations;
 mod rewrite;
+mod text;
 mod types;
 
 use std::sync::Arc;
@@ -30,6 +40,8 @@ use datafusion::{
 };
 
 pub(crate) use functions::functions;
+pub(crate) use information::{InformationSchema, SCHEMA as INFORMATION_SCHEMA};
+pub use names::{of_statement as column_names, shown as shown_name};
 pub(crate) use rewrite::rewrite;
 pub use types::of_arrow as type_of;
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use arrow::{
     array::{
-        ArrayRef, BooleanArray, Float32Array, Int16Array, Int32Array, Int64Array, RecordBatch, StringArray,
+        ArrayRef, BooleanArray, Float32Array, Int16Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
         new_null_array,
     },
-    datatypes::{DataType, SchemaRef},
+    buffer::OffsetBuffer,
+    datatypes::{DataType, Field, SchemaRef},
     error::ArrowError,
 };
 
@@ -37,7 +38,7 @@ pub(super) fn table(name: &str, tables: Tables<'_>) -> Option<Result<RecordBatch
 }
 
 /// A comment on a column: what it means, and its unit.
-pub(super) fn comment(field: &arrow::datatypes::Field) -> Option<String> {
+pub(super) fn comment(field: &Field) -> Option<String> {
     let words = field.metadata().get("comment").filter(|words| !words.is_empty())?;
     Some(match field.metadata().get("unit") {
         Some(unit) => format!("{words} [{unit}]"),
@@ -73,6 +74,14 @@ pub(super) fn nothing(rows: usize) -> ArrayRef {
 /// A column of NULLs where lists would be: of rights, and of options.
 pub(super) fn no_list(rows: usize) -> ArrayRef {
     new_null_array(&DataType::new_list(DataType::Utf8, true), rows)
+}
+
+/// What everybody may do with a table, and nothing else: read it.
+fn read_only(rows: usize) -> ArrayRef {
+    let rights = std::iter::repeat_n(Some(format!("{OWNER}=r/{OWNER}")), rows);
+    let item = Arc::new(Field::new_list_field(DataType::Utf8, true));
+    let offsets = OffsetBuffer::from_repeated_length(1, rows);
+    Arc::new(ListArray::new(item, offsets, Arc::new(rights.collect::<StringArray>()), None))
 }
 
 /// Columns with the same value in every row.
@@ -132,7 +141,7 @@ fn classes(tables: Tables<'_>) -> Result<RecordBatch, ArrowError> {
         ("relrewrite", same.int8(0)),
         ("relfrozenxid", same.int8(0)),
         ("relminmxid", same.int8(0)),
-        ("relacl", no_list(same.0)),
+        ("relacl", read_only(same.0)),
         ("reloptions", no_list(same.0)),
         ("relpartbound", same.none()),
     ])

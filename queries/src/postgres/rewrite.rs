@@ -1,21 +1,25 @@
 //! Statements of PostgreSQL as DataFusion understands them.
 //!
 //! What is changed: names qualified with `pg_catalog`; types that only PostgreSQL has (`::regclass`, `::oid`, `::name`);
-//! `OPERATOR(pg_catalog.~)` and `COLLATE`; `!~~`; who asks (`current_user`); and a SELECT over a table that never has rows, which
-//! becomes one without rows and without what it would have computed for them.
+//! `OPERATOR(pg_catalog.~)` and `COLLATE`; `!~~`; lists written as texts (`'{a,b}'::text[]`); who asks (`current_user`); columns of one
+//! name (`names`); AND and OR behind IS DISTINCT FROM (`precedence`); a look-up of one value in the catalogue by a sub-query; the
+//! schemas of the search path; and a SELECT over a table that never has rows, which becomes one without rows and without what it would have computed for them.
 //! Invariant: a statement that uses none of these is left as it is. Cost: O(nodes of the statement).
 
 use std::ops::ControlFlow;
 
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::{
-    ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
-    FunctionArgumentList, FunctionArguments, GroupByExpr, Ident, JoinOperator, ObjectName, ObjectNamePart, Query,
-    Select, SelectItem, SetExpr, TableFactor, TableWithJoins, UnaryOperator, Value, Visit, VisitMut, Visitor,
-    VisitorMut,
+    Array, ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
+    FunctionArgumentList, FunctionArguments, Ident, ObjectName, ObjectNamePart, Query, Select, SetExpr, TableFactor,
+    UnaryOperator, Value, VisitMut, VisitorMut,
 };
 
-use super::{SCHEMA, fixed, is_table};
+use super::{
+    SCHEMA, fixed, is_table, names,
+    nothing::{empty, is_over_nothing, is_search_path, looked_up, never_has_rows},
+    precedence,
+};
 
 /// Changes the statement in place. `caller` is what `current_user` says.
 pub(crate) fn rewrite(statement: &mut Statement, caller: &str) {
@@ -46,6 +50,8 @@ impl VisitorMut for Postgres<'_> {
     fn pre_visit_select(&mut self, select: &mut Select) -> ControlFlow<()> {
         if is_over_nothing(select) {
             empty(select);
+        } else {
+            names::number(select);
         }
         ControlFlow::Continue(())
     }
@@ -65,7 +71,23 @@ impl VisitorMut for Postgres<'_> {
         ControlFlow::Continue(())
     }
 
+    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+        // A function without arguments whose rows never change is a table.
+        if let TableFactor::Table { name, args, .. } = factor
+            && args.as_ref().is_some_and(|called| called.args.is_empty())
+            && name.0.last().is_some_and(|name| part(name) == fixed::KEYWORDS)
+        {
+            *args = None;
+        }
+        ControlFlow::Continue(())
+    }
+
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        if let Expr::Subquery(query) = expr
+            && let Some(value) = looked_up(query)
+        {
+            *value = call("min", take(value));
+        }
         let replaced = match expr {
             Expr::Subquery(query) if never_has_rows(query) => Some(null()),
             // ARRAY(SELECT …)
@@ -76,6 +98,9 @@ impl VisitorMut for Postgres<'_> {
             }
             Expr::Exists { subquery, negated } if never_has_rows(subquery) => Some(flag(*negated)),
             Expr::InSubquery { subquery, negated, .. } if never_has_rows(subquery) => Some(flag(*negated)),
+            Expr::InSubquery { expr, subquery, negated } if is_search_path(subquery) => {
+                Some(Expr::InList { expr: Box::new(take(expr)), list: vec![text("public")], negated: *negated })
+            }
             _ => None,
         };
         if let Some(replaced) = replaced {
@@ -85,9 +110,15 @@ impl VisitorMut for Postgres<'_> {
     }
 
     fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        precedence::lift(expr);
         match expr {
             Expr::Collate { expr: inner, .. } => *expr = take(inner),
             Expr::Cast { expr: inner, data_type, kind: CastKind::Cast | CastKind::DoubleColon, .. } => {
+                if matches!(data_type, DataType::Array(_))
+                    && let Some(list) = list(inner)
+                {
+                    **inner = list;
+                }
                 match target(data_type) {
                     Target::AsIs => {}
                     Target::Type(plain) => *data_type = plain,
@@ -136,19 +167,15 @@ fn is_who(word: &str) -> bool {
 }
 
 /// A part of a name as it is looked up.
-fn part(part: &ObjectNamePart) -> String {
-    match part.as_ident() {
-        Some(ident) if ident.quote_style.is_some() => ident.value.clone(),
-        Some(ident) => ident.value.to_ascii_lowercase(),
-        None => part.to_string(),
-    }
+pub(super) fn part(part: &ObjectNamePart) -> String {
+    part.as_ident().map_or_else(|| part.to_string(), names::ident)
 }
 
-fn take(expr: &mut Expr) -> Expr {
+pub(super) fn take(expr: &mut Expr) -> Expr {
     std::mem::replace(expr, null())
 }
 
-fn null() -> Expr {
+pub(super) fn null() -> Expr {
     null_of(DataType::Varchar(None))
 }
 
@@ -162,7 +189,7 @@ fn null_of(data_type: DataType) -> Expr {
     Expr::Cast { kind: CastKind::Cast, expr, data_type, array: false, format: None }
 }
 
-fn flag(value: bool) -> Expr {
+pub(super) fn flag(value: bool) -> Expr {
     Expr::Value(Value::Boolean(value).into())
 }
 
@@ -182,6 +209,37 @@ fn call(name: &str, argument: Expr) -> Expr {
         over: None,
         within_group: Vec::new(),
     })
+}
+
+/// A list that is written as a text, as in `'{a,"b c",NULL}'`. `None`: a text that is none, or an expression that is no text.
+fn list(expr: &Expr) -> Option<Expr> {
+    let Expr::Value(value) = expr else { return None };
+    let Value::SingleQuotedString(written) = &value.value else { return None };
+    let inner = written.trim().strip_prefix('{')?.strip_suffix('}')?;
+    let (mut items, mut item, mut is_quoted) = (Vec::new(), String::new(), false);
+    let mut was_quoted = false;
+    let mut end = |item: &mut String, was_quoted: &mut bool| {
+        let word = std::mem::take(item);
+        items.push(match std::mem::take(was_quoted) {
+            true => text(&word),
+            false if word.trim().eq_ignore_ascii_case("null") => null(),
+            false => text(word.trim()),
+        });
+    };
+    let mut letters = inner.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => item.extend(letters.next()),
+            '"' => (is_quoted, was_quoted) = (!is_quoted, true),
+            '{' if !is_quoted => return None,
+            ',' if !is_quoted => end(&mut item, &mut was_quoted),
+            letter => item.push(letter),
+        }
+    }
+    if !inner.trim().is_empty() {
+        end(&mut item, &mut was_quoted);
+    }
+    Some(Expr::Array(Array { elem: items, named: true }))
 }
 
 /// What a cast becomes.
@@ -258,14 +316,6 @@ fn operator(name: &[String]) -> Option<BinaryOperator> {
     })
 }
 
-/// Whether a query is one SELECT over a table that never has rows.
-fn never_has_rows(query: &Query) -> bool {
-    match query.body.as_ref() {
-        SetExpr::Select(select) => query.with.is_none() && is_over_nothing(select),
-        _ => false,
-    }
-}
-
 /// Whether a query reads from the options of a table, as in `unnest(c.reloptions)`: our tables have none.
 fn is_over_options(query: &Query) -> bool {
     const OPTIONS: [&str; 4] = ["reloptions", "attoptions", "attfdwoptions", "srvoptions"];
@@ -285,121 +335,4 @@ fn is_over_options(query: &Query) -> bool {
         TableFactor::Function { args, .. } => args.iter().any(is_argument),
         _ => false,
     })
-}
-
-/// Whether a SELECT joins a table that never has rows in such a way that there can be no row, and would give none for none.
-fn is_over_nothing(select: &Select) -> bool {
-    let plain = |item: &SelectItem| matches!(item, SelectItem::UnnamedExpr(_) | SelectItem::ExprWithAlias { .. });
-    let is_grouped = match &select.group_by {
-        GroupByExpr::Expressions(by, _) => !by.is_empty(),
-        GroupByExpr::All(_) => true,
-    };
-    select.from.iter().any(gives_nothing)
-        && select.projection.iter().all(plain)
-        && (is_grouped || !select.projection.iter().any(is_aggregate))
-        && select.having.is_none()
-}
-
-fn gives_nothing(from: &TableWithJoins) -> bool {
-    let keeps_left = |operator: &JoinOperator| {
-        !matches!(
-            operator,
-            JoinOperator::Right(_)
-                | JoinOperator::RightOuter(_)
-                | JoinOperator::FullOuter(_)
-                | JoinOperator::RightAnti(_)
-        )
-    };
-    let needs_right = |operator: &JoinOperator| {
-        matches!(operator, JoinOperator::Join(_) | JoinOperator::Inner(_) | JoinOperator::CrossJoin(_))
-    };
-    from.joins.iter().all(|join| keeps_left(&join.join_operator))
-        && (is_empty_table(&from.relation)
-            || from.joins.iter().any(|join| needs_right(&join.join_operator) && is_empty_table(&join.relation)))
-}
-
-fn is_empty_table(factor: &TableFactor) -> bool {
-    let TableFactor::Table { name, args: None, .. } = factor else { return false };
-    let parts: Vec<String> = name.0.iter().map(part).collect();
-    match parts.as_slice() {
-        [name] => fixed::is_empty(name),
-        [schema, name] => schema == SCHEMA && fixed::is_empty(name),
-        _ => false,
-    }
-}
-
-/// Whether an expression of the list may be an aggregate, which gives a row also for no rows. Those of its sub-queries do not count.
-fn is_aggregate(item: &SelectItem) -> bool {
-    const AGGREGATES: [&str; 12] = [
-        "count",
-        "sum",
-        "min",
-        "max",
-        "avg",
-        "array_agg",
-        "string_agg",
-        "bool_or",
-        "bool_and",
-        "every",
-        "json_agg",
-        "mode",
-    ];
-    struct Aggregates {
-        depth: usize,
-    }
-    impl Visitor for Aggregates {
-        type Break = ();
-        fn pre_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
-            self.depth += 1;
-            ControlFlow::Continue(())
-        }
-        fn post_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
-            self.depth -= 1;
-            ControlFlow::Continue(())
-        }
-        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
-            match expr {
-                Expr::Function(function)
-                    if self.depth == 0
-                        && function.name.0.last().is_some_and(|name| AGGREGATES.contains(&part(name).as_str())) =>
-                {
-                    ControlFlow::Break(())
-                }
-                _ => ControlFlow::Continue(()),
-            }
-        }
-    }
-    Visit::visit(item, &mut Aggregates { depth: 0 }).is_break()
-}
-
-/// Makes a SELECT one of NULLs under its columns' names, without rows.
-fn empty(select: &mut Select) {
-    let mut names: Vec<String> = Vec::new();
-    for item in &mut select.projection {
-        let name = match item {
-            SelectItem::ExprWithAlias { alias, .. } => alias.value.clone(),
-            SelectItem::UnnamedExpr(expr) => name_of(expr),
-            _ => continue,
-        };
-        let taken = names.iter().filter(|known| **known == name).count();
-        names.push(name.clone());
-        let name = if taken == 0 { name } else { format!("{name}_{}", taken + 1) };
-        *item = SelectItem::ExprWithAlias { expr: null(), alias: Ident::with_quote('"', name) };
-    }
-    select.from.clear();
-    select.distinct = None;
-    select.selection = Some(flag(false));
-    select.group_by = GroupByExpr::Expressions(Vec::new(), Vec::new());
-}
-
-/// The name that PostgreSQL gives a column.
-fn name_of(expr: &Expr) -> String {
-    match expr {
-        Expr::Identifier(name) => name.value.clone(),
-        Expr::CompoundIdentifier(names) => names.last().map(|name| name.value.clone()).unwrap_or_default(),
-        Expr::Function(function) => function.name.0.last().map(part).unwrap_or_default(),
-        Expr::Cast { expr, .. } | Expr::Nested(expr) => name_of(expr),
-        Expr::Case { .. } => "case".to_string(),
-        _ => "?column?".to_string(),
-    }
 }

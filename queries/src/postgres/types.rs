@@ -41,7 +41,7 @@ pub(super) const NUMERIC: i64 = 1700;
 pub(super) const BYTEA: i64 = 17;
 
 /// All of them.
-pub(super) const ALL: [PgType; 47] = [
+pub(super) const ALL: [PgType; 50] = [
     of(BOOL, "bool", "boolean", 1, "B"),
     of(BYTEA, "bytea", "bytea", -1, "U"),
     of(18, "char", "\"char\"", 1, "Z"),
@@ -52,6 +52,9 @@ pub(super) const ALL: [PgType; 47] = [
     of(24, "regproc", "regproc", 4, "N"),
     of(TEXT, "text", "text", -1, "S"),
     of(26, "oid", "oid", 4, "N"),
+    of(27, "tid", "tid", 6, "U"),
+    of(28, "xid", "xid", 4, "U"),
+    of(29, "cid", "cid", 4, "U"),
     of(JSON, "json", "json", -1, "U"),
     of(FLOAT4, "float4", "real", 4, "N"),
     of(FLOAT8, "float8", "double precision", 8, "N"),

@@ -18,7 +18,10 @@ use pgwire::{
     },
     error::{PgWireError, PgWireResult},
 };
-use queries::{QueryResult, encode};
+use queries::{
+    QueryResult, encode,
+    postgres::{column_names, shown_name},
+};
 
 /// Marks a column of texts that is JSON.
 const JSON: (&str, &str) = ("evenkeel.json", "yes");
@@ -48,6 +51,17 @@ pub(super) fn flat(schema: &Schema) -> SchemaRef {
         }
     };
     Arc::new(Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>()))
+}
+
+/// The schema that rows of a statement's answer are sent with, under the names that PostgreSQL would give them.
+pub(super) fn of_statement(schema: &Schema, sql: &str) -> SchemaRef {
+    let plain = flat(schema);
+    let names = column_names(sql, plain.fields().len());
+    let named = |(at, field): (usize, &Arc<Field>)| match names.get(at).cloned().flatten() {
+        Some(name) => Arc::new(field.as_ref().clone().with_name(name)),
+        None => field.clone(),
+    };
+    Arc::new(Schema::new(plain.fields().iter().enumerate().map(named).collect::<Vec<_>>()))
 }
 
 /// A batch with the columns of a flat schema.
@@ -84,7 +98,8 @@ pub(super) fn fields(schema: &Schema, format: &Format) -> PgWireResult<Vec<Field
             false if field.data_type() == &DataType::Null => Type::TEXT,
             false => field_into_pg_type(field)?,
         };
-        Ok(FieldInfo::new(field.name().clone(), None, None, kind, format.format_for(at)))
+        let name = shown_name(field.name(), schema.fields().iter().map(|field| field.name().as_str()));
+        Ok(FieldInfo::new(name.to_string(), None, None, kind, format.format_for(at)))
     };
     schema.fields().iter().enumerate().map(info).collect()
 }

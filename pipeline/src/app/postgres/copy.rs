@@ -21,9 +21,9 @@ use queries::{
 
 use super::columns;
 
-/// An answer as copied rows.
-pub(super) fn out(answer: &QueryResult, form: CopyForm) -> PgWireResult<CopyResponse> {
-    let schema = columns::flat(&answer.schema);
+/// The answer of a query as copied rows.
+pub(super) fn out(answer: &QueryResult, query: &str, form: CopyForm) -> PgWireResult<CopyResponse> {
+    let schema = columns::of_statement(&answer.schema, query);
     let format = if form == CopyForm::Binary { Format::UnifiedBinary } else { Format::UnifiedText };
     let fields = Arc::new(columns::fields(&schema, &format)?);
     let encoder = match form {

@@ -41,6 +41,17 @@ pub(super) fn sql(error: &SqlError, sql: &str) -> PgWireError {
     PgWireError::UserError(Box::new(info))
 }
 
+/// An error of a statement within a statement, whose places are not those of the whole.
+pub(super) fn without_position(error: PgWireError) -> PgWireError {
+    match error {
+        PgWireError::UserError(mut info) => {
+            info.position = None;
+            PgWireError::UserError(info)
+        }
+        other => other,
+    }
+}
+
 /// The character of a line and column, both counted from 1.
 fn position(sql: &str, (line, column): (u64, u64)) -> Option<usize> {
     let lines = sql.split_inclusive('\n').take(usize::try_from(line).ok()?.checked_sub(1)?);

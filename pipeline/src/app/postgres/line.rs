@@ -9,7 +9,7 @@ use std::{
 
 use pgwire::tokio::server::MaybeTls;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
     time::{Sleep, sleep},
 };
@@ -96,10 +96,15 @@ impl Gone {
         Ok((TcpStream::from_std(stream)?, Gone(second)))
     }
 
-    /// Ends when the client has closed its side, or has said that it is about to.
+    /// Ends when the client has closed its side, or has said, without TLS, that it is about to.
     pub(super) async fn wait(&self) {
         let mut first = [0];
         loop {
+            // Its side may be closed behind bytes that are still to be read.
+            match self.0.ready(Interest::READABLE).await {
+                Ok(state) if !state.is_read_closed() => {}
+                Ok(_) | Err(_) => return,
+            }
             match self.0.peek(&mut first).await {
                 Ok(0) | Err(_) => return,
                 Ok(_) if first[0] == TERMINATE => return,

@@ -1,5 +1,5 @@
 //! Who is asking. With keys configured the user is a tenant and the password its key, by SCRAM-SHA-256: the key itself is never sent,
-//! so that the lack of TLS does not give it away. Without keys everybody on this machine may ask, and no password is wanted.
+//! so that a connection without TLS does not give it away. Without keys everybody on this machine may ask, and no password is wanted.
 //!
 //! A tenant with several keys: `tenant` is the first, `tenant#2` the second, and so on, since SCRAM settles on one password before it
 //! sees the proof. A tenant that does not exist fails as one with a wrong key does.

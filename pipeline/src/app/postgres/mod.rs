@@ -3,9 +3,12 @@
 //! | file | idea |
 //! |---|---|
 //! | `line` | the bytes of a connection, watched: too many, too slow, gone |
+//! | `tls` | the door's certificate and key |
 //! | `login` | who is asking: SCRAM-SHA-256 with the key as the password |
 //! | `session` | what a connection has set, and its questions to the engine |
-//! | `dialogue` | simple and extended protocol |
+//! | `dialogue` | statements in, answers out |
+//! | `simple`, `extended` | the two protocols they come by |
+//! | `cursors` | DECLARE, FETCH, MOVE, CLOSE: answers kept and gone through |
 //! | `columns` | answers as PostgreSQL's rows |
 //! | `parameters` | bound values as the engine takes them |
 //! | `errors` | refusals as SQLSTATE, hint and position |
@@ -13,20 +16,25 @@
 //!
 //! Bounds: `server.pg_connections_max` sessions (a further client is told so, SQLSTATE 53300), [`DOORSTEP_MAX`] connections that have
 //! not logged in, `server.header_timeout` to log in, `server.pg_idle_timeout` between two messages, [`MESSAGE_BYTES_MAX`] a message,
-//! [`session::STATEMENTS_MAX`] prepared statements and [`session::PORTALS_MAX`] open portals a session; a client that does not read
+//! [`session::STATEMENTS_MAX`] prepared statements and [`session::PORTALS_MAX`] open portals a session, [`cursors::CURSORS_MAX`] cursors
+//! with [`cursors::CURSOR_BYTES_MAX`] of answers a session; a client that does not read
 //! its answer for [`line::STALL_MAX`] is cut. A client that cancels or goes away stops its query.
-//! There is no TLS: the key is never sent (SCRAM), rows are sent as they are.
+//! TLS is there if `server.pg_tls_cert` is set; the key is never sent (SCRAM) either way.
 
 mod columns;
 mod copy;
+mod cursors;
 mod dialogue;
 mod errors;
+mod extended;
 mod line;
 mod login;
 mod parameters;
 mod session;
+mod simple;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -38,7 +46,10 @@ use pgwire::{
     },
     error::{ErrorInfo, PgWireError},
     messages::{PgWireBackendMessage, PgWireFrontendMessage},
-    tokio::server::{PgWireMessageServerCodec, negotiate_tls, process_error, process_message},
+    tokio::{
+        TlsAcceptor,
+        server::{MaybeTls, PgWireMessageServerCodec, negotiate_tls, process_error, process_message},
+    },
 };
 use queries::SqlAnswers;
 use tokio::{
@@ -51,8 +62,10 @@ use tokio_util::{
     sync::CancellationToken,
 };
 
+pub use self::tls::TlsError;
 use self::{
-    dialogue::{Dialogue, Prepared},
+    dialogue::Dialogue,
+    extended::Prepared,
     line::{Gone, Line},
     login::{Login, Passwords},
     session::Session,
@@ -70,6 +83,7 @@ pub struct PgDoor {
     answers: Arc<dyn SqlAnswers>,
     keys: Keys,
     passwords: Option<Arc<Passwords>>,
+    tls: Option<TlsAcceptor>,
     sessions: Arc<Semaphore>,
     login_timeout: Duration,
     idle_timeout: Duration,
@@ -80,9 +94,14 @@ pub struct PgDoor {
 
 impl PgDoor {
     /// A door over `answers` with the limits of the configuration.
-    pub fn new(config: &config::Server, answers: Arc<dyn SqlAnswers>) -> PgDoor {
-        PgDoor {
+    ///
+    /// Errors: files for TLS that cannot be used.
+    pub fn new(config: &config::Server, answers: Arc<dyn SqlAnswers>) -> Result<PgDoor, TlsError> {
+        let has_tls = !config.pg_tls_cert.as_os_str().is_empty();
+        let tls = has_tls.then(|| tls::acceptor(&config.pg_tls_cert, &config.pg_tls_key)).transpose()?;
+        Ok(PgDoor {
             answers,
+            tls,
             keys: Keys::new(&config.keys),
             passwords: (!config.keys.is_empty()).then(|| Arc::new(Passwords::new(&config.keys))),
             sessions: Arc::new(Semaphore::new(config.pg_connections_max)),
@@ -90,7 +109,7 @@ impl PgDoor {
             idle_timeout: config.pg_idle_timeout,
             running: Arc::default(),
             numbers: Arc::default(),
-        }
+        })
     }
 }
 
@@ -118,9 +137,16 @@ type Socket = Framed<Line, PgWireMessageServerCodec<Arc<Prepared>>>;
 async fn connection(stream: TcpStream, door: Arc<PgDoor>) -> io::Result<()> {
     let log_in_by = Instant::now() + door.login_timeout;
     let (stream, gone) = Gone::watch(stream)?;
-    let Ok(framed) = timeout(door.login_timeout, negotiate_tls(stream, None)).await else { return Ok(()) };
+    let Ok(framed) = timeout(door.login_timeout, negotiate_tls(stream, door.tls.clone())).await else { return Ok(()) };
     let Some(framed) = framed? else { return Ok(()) };
     let parts = framed.into_parts();
+    if matches!(parts.io, MaybeTls::Tls(_)) && !parts.read_buf.is_empty() {
+        // Sent before there was TLS, perhaps by somebody else: it must not pass for what was sent within.
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "bytes came between the request for TLS and its handshake",
+        ));
+    }
     let mut line: FramedParts<Line, _> = FramedParts::new(Line::new(parts.io), parts.codec);
     (line.read_buf, line.write_buf) = (parts.read_buf, parts.write_buf);
     let mut socket: Socket = Framed::from_parts(line);

@@ -89,7 +89,7 @@ fn value<S: Clone>(portal: &Portal<S>, at: usize, expected: Option<&DataType>) -
         list
     } else if is_text {
         let text = std::str::from_utf8(bytes).map_err(|_| wrong("22021", "the text is not UTF-8"))?;
-        ScalarValue::Utf8(Some(text.to_string()))
+        ScalarValue::Utf8(Some(in_part(&target, text).to_string()))
     } else {
         match binary(&kind, bytes) {
             Some(value) => value,
@@ -97,6 +97,19 @@ fn value<S: Clone>(portal: &Portal<S>, at: usize, expected: Option<&DataType>) -
         }
     };
     value.cast_to(&target).map_err(|error| wrong("22P02", &error.to_string()))
+}
+
+/// The part of a text that counts for a date, a time, or a timestamp without time zone: drivers write the whole moment with its zone,
+/// and PostgreSQL leaves out what the type does not have.
+fn in_part<'a>(target: &DataType, text: &'a str) -> &'a str {
+    let days = text.find([' ', 'T']).unwrap_or(text.len());
+    let zone = |from: usize| text[from..].find(['+', '-', 'Z', 'z']).map_or(text.len(), |at| from + at);
+    match target {
+        DataType::Date32 => &text[..days],
+        DataType::Time64(_) => text[..zone(0)].trim_end(),
+        DataType::Timestamp(_, None) => text[..zone(days)].trim_end(),
+        _ => text,
+    }
 }
 
 /// PostgreSQL's type for what the engine expects.
@@ -191,6 +204,21 @@ fn numeric(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Scenario: dates and times as pgjdbc writes them, with a zone that their type has not. Guarantees: it is left out.
+    #[test]
+    fn zones_are_left_out() {
+        let naive = DataType::Timestamp(TimeUnit::Microsecond, None);
+        let zoned = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+        let time = DataType::Time64(TimeUnit::Microsecond);
+        assert_eq!(in_part(&DataType::Date32, "2026-01-31 +01"), "2026-01-31");
+        assert_eq!(in_part(&DataType::Date32, "2026-01-31"), "2026-01-31");
+        assert_eq!(in_part(&time, "12:34:56.5+01"), "12:34:56.5");
+        assert_eq!(in_part(&naive, "2026-01-31 12:34:56.5-05:30"), "2026-01-31 12:34:56.5");
+        assert_eq!(in_part(&naive, "2026-01-31"), "2026-01-31");
+        assert_eq!(in_part(&zoned, "2026-01-31 12:34:56.5+01"), "2026-01-31 12:34:56.5+01");
+        assert_eq!(in_part(&DataType::Utf8, " 2026 + b\n"), " 2026 + b\n");
+    }
 
     /// Scenario: numbers as PostgreSQL's drivers write them. Guarantees: the digits are theirs; damaged bytes are refused.
     #[test]

@@ -15,7 +15,7 @@ use pgwire::{
 };
 use queries::{Caller, Described, QueryResult, Question, ScalarValue, SqlError, postgres::command::SETTINGS};
 
-use super::{PgDoor, errors, line::Gone};
+use super::{PgDoor, cursors::Cursors, errors, line::Gone};
 use crate::app::sql_routes::{caller, moment};
 
 /// The setting that names the moment as which tables are seen.
@@ -36,6 +36,7 @@ pub(super) struct Session {
     settings: Mutex<BTreeMap<String, String>>,
     statements: Mutex<HashSet<String>>,
     portals: Mutex<HashSet<String>>,
+    pub(super) cursors: Cursors,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -44,8 +45,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Session {
     pub(super) fn new(door: Arc<PgDoor>, gone: Gone) -> Session {
-        let (settings, statements, portals) = Default::default();
-        Session { door, gone, settings, statements, portals }
+        let (settings, statements, portals, cursors) = Default::default();
+        Session { door, gone, settings, statements, portals, cursors }
     }
 
     /// Who asks: the tenant of the key that the client logged in with.
