@@ -131,8 +131,31 @@ impl Dialogue {
                 client.set_transaction_status(TransactionStatus::Transaction);
                 Answer::Done(Tag::new("ROLLBACK"))
             }
+            Command::Declare { .. } | Command::Fetch { .. } | Command::Move { .. } | Command::Close { .. } => {
+                return self.go_through(client, command, ask).await;
+            }
+            Command::Deallocate { .. } => Answer::Done(Tag::new("DEALLOCATE")),
+            Command::Nothing(tag) => {
+                if *tag == DISCARD {
+                    session.reset(None);
+                    session.cursors.close_all();
+                }
+                Answer::Done(Tag::new(tag))
+            }
+        })
+    }
+
+    /// Answers a command about a cursor.
+    async fn go_through(
+        &self,
+        client: &(impl ClientInfo + Send + Sync),
+        command: &Command,
+        ask: Ask<'_>,
+    ) -> PgWireResult<Answer> {
+        let session = &self.session;
+        Ok(match command {
             Command::Declare { declared, query } => {
-                if status == TransactionStatus::Idle && declared.hold == Hold::No {
+                if client.transaction_status() == TransactionStatus::Idle && declared.hold == Hold::No {
                     let words = "DECLARE CURSOR can only be used in transaction blocks, unless it is WITH HOLD";
                     return Err(errors::user("ERROR", "25P01", words));
                 }
@@ -162,14 +185,7 @@ impl Dialogue {
                 session.cursors.close_all();
                 Answer::Done(Tag::new("CLOSE CURSOR ALL"))
             }
-            Command::Deallocate { .. } => Answer::Done(Tag::new("DEALLOCATE")),
-            Command::Nothing(tag) => {
-                if *tag == DISCARD {
-                    session.reset(None);
-                    session.cursors.close_all();
-                }
-                Answer::Done(Tag::new(tag))
-            }
+            _ => unreachable!("invariant: commands about cursors alone come here"),
         })
     }
 

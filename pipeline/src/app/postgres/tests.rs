@@ -243,7 +243,7 @@ async fn cursors_go_through_an_answer() {
 fn certificate() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let wanted = "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout key.pem -out cert.pem -subj /CN=localhost \
-                  -addext subjectAltName=DNS:localhost,IP:127.0.0.1";
+                  -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE";
     let made = std::process::Command::new("openssl")
         .args(wanted.split_whitespace())
         .current_dir(folder.path())
