@@ -3,7 +3,10 @@
 //! Invariant: names are unique and files, checksums and sources are complete (a test holds that for the embedded one).
 //! Cost: parsed once, a few entries. No other state.
 
-use std::{path::PathBuf, sync::LazyLock};
+use std::{
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use serde::Deserialize;
 
@@ -19,6 +22,13 @@ pub struct ModelEntry {
     /// Tried in order.
     #[serde(default, rename = "source")]
     pub sources: Vec<Source>,
+}
+
+impl ModelEntry {
+    /// Where its file lies once it was fetched: each model has a folder of its own.
+    pub fn path_in(&self, models_dir: &Path) -> PathBuf {
+        models_dir.join(&self.name).join(&self.file)
+    }
 }
 
 /// A place that may have the file.

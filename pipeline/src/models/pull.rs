@@ -76,8 +76,7 @@ pub fn resolve<'a>(catalogue: &'a Catalogue, name_or_path: &str) -> Result<Model
 /// The model's verified file; fetched if it is not there. Blocks, for minutes if there is much to fetch.
 pub fn pull(request: &PullRequest<'_>, progress: &dyn Progress) -> Result<PathBuf, PullError> {
     let PullRequest { entry, models_dir, from } = request;
-    let folder = models_dir.join(&entry.name);
-    let path = folder.join(&entry.file);
+    let path = entry.path_in(models_dir);
     if is_good(&path, entry, progress)? {
         return Ok(path);
     }
@@ -85,7 +84,8 @@ pub fn pull(request: &PullRequest<'_>, progress: &dyn Progress) -> Result<PathBu
         let path = path.to_path_buf();
         move |source| PullError::Write { path, source }
     };
-    fs::create_dir_all(&folder).map_err(write_error(&folder))?;
+    let folder = path.parent().unwrap_or(models_dir);
+    fs::create_dir_all(folder).map_err(write_error(folder))?;
     let lock_path = with_suffix(&path, ".lock");
     let lock = File::create(&lock_path).map_err(write_error(&lock_path))?;
     if lock.try_lock().is_err() {

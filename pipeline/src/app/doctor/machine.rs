@@ -38,7 +38,7 @@ fn model(config: &Config, group: &ModelGroup) -> Model {
             Err(error) => (ModelState::Unreadable(path, error.to_string()), 0),
         },
         (_, Ok(ModelFile::Listed(entry))) => {
-            let path = config.model.models_dir.join(&entry.file);
+            let path = entry.path_in(&config.model.models_dir);
             match verify(&path, entry, &Silent) {
                 Ok(verdict) => (ModelState::Listed(path, verdict), entry.bytes),
                 Err(error) => (ModelState::Unreadable(path, error.to_string()), entry.bytes),
@@ -204,6 +204,28 @@ fn driver(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        config::{Overrides, load},
+        models::verify::Verdict,
+    };
+
+    /// Scenario: no model file; another file where a fetched one would lie. Guarantees: it is looked for where it is fetched to.
+    #[test]
+    fn a_model_is_looked_for_where_it_is_fetched_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = load(None, Overrides::default()).unwrap();
+        config.model.name = "smollm2-135m".into();
+        config.model.models_dir = folder.path().into();
+        let verdict = || match models(&config).remove(0).file {
+            ModelState::Listed(_, verdict) => verdict,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(verdict(), Verdict::Absent);
+        let path = Catalogue::embedded().find("smollm2-135m").unwrap().path_in(folder.path());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "no model").unwrap();
+        assert!(matches!(verdict(), Verdict::Different(_)));
+    }
 
     /// Scenario: /proc texts as they are, torn, and empty. Guarantees: what cannot be read is unknown.
     #[test]
