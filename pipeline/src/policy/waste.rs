@@ -125,7 +125,7 @@ mod tests {
             steps in prop::collection::vec((0i64..4_000_000, 0.0f64..30.0, 0.0f64..=1.0, 0usize..50, 0i64..20_000_000), 1..40),
         ) {
             let (mut meter, mut now) = (WasteMeter::default(), 0);
-                let mut list: Vec<(Venture, Option<Met>)> = Vec::new();
+            let mut list: Vec<(Venture, Option<Met>)> = Vec::new();
             for (gap, seconds, chance, choice, later) in steps {
                 now += gap;
                 let running: Vec<usize> = (0..list.len()).filter(|place| list[*place].1.is_none()).collect();
