@@ -38,7 +38,8 @@ use crate::{
     ids::{InstanceId, Micros, ProcessEpoch},
     policy::{
         Backlog, CandidateCost, ClusterView, EntrySize, Forecast, Learnt, Placement, PrefixReading, QueueLoad,
-        RouteConfig, RouteRejection, RouteRequest, ThrottleState, Ticket, Tier, Waiting, press, route, token_cost,
+        RouteConfig, RouteRejection, RouteRequest, Starts, ThrottleState, Ticket, Tier, Waiting, press, route,
+        token_cost,
     },
     rows::{FaultRow, PolicyInputRow, SloReliabilityRow},
 };
@@ -59,12 +60,8 @@ pub struct Demand {
     /// Best tier of the tenant.
     pub tenant_class: Tier,
     pub sequences: u32,
-    /// Latest start with which it can make its deadline, if it has one that counts.
-    pub start_by: Option<Micros>,
-    /// Latest start that is worth it beside others; then it starts only where nothing runs. `None`: any is.
-    pub worth_by: Option<Micros>,
-    /// Latest start that is worth it where nothing runs. `None`: any is.
-    pub alone_by: Option<Micros>,
+    /// By when it must start, as far as its deadline counts.
+    pub starts: Starts,
     /// When it came.
     pub since: Micros,
     /// What its deadline asks of an instance's time, if it has one that counts.
@@ -91,12 +88,12 @@ impl Demand {
 
     /// May it start where nothing runs?
     fn may_run_alone(&self, now: Micros) -> bool {
-        self.may_run_beside(now) || self.alone_by.is_none_or(|by| by >= now)
+        self.may_run_beside(now) || self.starts.alone_by.is_none_or(|by| by >= now)
     }
 
     /// May it start where something runs?
     fn may_run_beside(&self, now: Micros) -> bool {
-        self.worth_by.is_none_or(|by| by >= now)
+        self.starts.worth_by.is_none_or(|by| by >= now)
     }
 }
 
@@ -418,9 +415,7 @@ impl Dispatcher {
             tenant: demand.tenant.clone(),
             size: demand.size(),
             since: self.deps.clock.now(),
-            start_by: demand.start_by,
-            worth_by: demand.worth_by,
-            alone_by: demand.alone_by,
+            starts: demand.starts,
             item: Pending { demand, grant },
         };
         let before = queue.load();
@@ -463,12 +458,7 @@ impl Dispatcher {
             let heads: Vec<(Ticket, Demand)> = {
                 let mut queue = group.queue();
                 let heads = queue.heads(now, step).into_iter();
-                let demand_of = |head: &Waiting<Pending>| Demand {
-                    start_by: head.start_by,
-                    worth_by: head.worth_by,
-                    alone_by: head.alone_by,
-                    ..head.item.demand.clone()
-                };
+                let demand_of = |head: &Waiting<Pending>| Demand { starts: head.starts, ..head.item.demand.clone() };
                 heads.map(|(ticket, head)| (ticket, demand_of(head))).collect()
             };
             let (ticket, grant) = self.first_with_a_place(&heads)?;

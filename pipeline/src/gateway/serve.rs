@@ -301,9 +301,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
         tenant: case.tenant.name.as_str().into(),
         tenant_class: case.tenant.class,
         sequences: ask.sequences.max(1),
-        start_by: None,
-        worth_by: None,
-        alone_by: None,
+        starts: Starts::default(),
         due: None,
         known: Arc::default(),
         since: case.recorder.arrived_at(),
@@ -343,8 +341,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     case.turns = ask.turns;
     demand.known = Arc::new(std::mem::take(&mut reading.forecast.forecast));
     case.slo = verdict.slo.map(|seen| SloCase::new(seen, &demand, (reading.lot, now)));
-    let Starts { start_by, worth_by, alone_by } = case.starts();
-    (demand.start_by, demand.worth_by, demand.alone_by) = (start_by, worth_by, alone_by);
+    demand.starts = case.starts();
     demand.due = case.due(&demand);
     if let Some(came) = case.came(&demand, verdict.candidates()) {
         gateway.dispatcher.learn(model, |learnt| learnt.upcoming.came(came));
@@ -507,7 +504,7 @@ impl Plans<'_> {
                         stop_strings: common.stop_strings.clone(),
                     },
                     lane: if self.demand.tier == Tier::High { Lane::L1 } else { Lane::L2 },
-                    deadline: self.demand.start_by,
+                    deadline: self.demand.starts.start_by,
                     drop_at: self.drop_at,
                     cache_salt: model.cache_salt,
                     sampling_offset: 0,
@@ -520,10 +517,8 @@ impl Plans<'_> {
                     tenant: self.demand.tenant.clone(),
                     tenant_class: self.demand.tenant_class,
                     sequences: 1,
-                    start_by: self.demand.start_by,
                     // It has begun: what it was worth is decided.
-                    worth_by: None,
-                    alone_by: None,
+                    starts: Starts { start_by: self.demand.starts.start_by, ..Starts::default() },
                     since: self.demand.since,
                     known: self.demand.known.clone(),
                     due: self.demand.due.map(|due| Due { sequences: 1, ..due }),

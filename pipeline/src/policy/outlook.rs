@@ -32,7 +32,7 @@ pub struct Forecast {
     pub drain_tokens_per_second: Option<f64>,
     pub skill: Skill,
     pub queue: QueueProfile,
-    /// Share of the engines' time that lately went to answers that came too late.
+    /// Share of the engines' time that lately went to answers that came too late, or is expected to (`waste`).
     pub missed_share: f64,
     /// Engine seconds of a request that started lately, on average; `None`: none did.
     pub mean_seconds: Option<f64>,
@@ -285,16 +285,15 @@ impl Race {
 }
 
 /// The race on one candidate.
-struct Entry {
+struct Entry<'a> {
     meet: f64,
     best: f64,
     race: Race,
     wait: Prediction,
     longest_wait: Option<f64>,
     worth: f64,
-    /// Were nothing there.
-    alone: Option<Race>,
-    drain_seconds: f64,
+    run: Run,
+    cost: &'a CandidateCost,
 }
 
 /// The chance of a request that starts now, as this run, and the engine seconds that it takes.
@@ -307,7 +306,7 @@ pub fn chance(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> (
 /// What is to be expected of a request. `None`: nothing is known of any candidate.
 pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chances) -> Option<Outlook> {
     let lengths = &forecast.lengths[usize::from(request.tier.number())];
-    let mut found: Option<Entry> = None;
+    let mut found: Option<Entry<'_>> = None;
     for cost in request.candidates {
         let Some(run) = Run::of(request, cost, forecast) else { continue };
         let race = Race::of(&run, request, lengths);
@@ -323,18 +322,18 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if found.as_ref().is_none_or(|other| meet > other.meet) {
-            let drain_seconds = run.drain_seconds;
-            let alone = run.alone(request, cost).filter(|_| request.deadline.is_stated);
-            let alone = alone.map(|alone| Race::of(&alone, request, lengths));
-            found = Some(Entry { meet, best, race, wait, longest_wait, worth, alone, drain_seconds });
+            found = Some(Entry { meet, best, race, wait, longest_wait, worth, run, cost });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, best, race, wait, longest_wait, worth, alone, drain_seconds } = found?;
+    let Entry { meet, best, race, wait, longest_wait, worth, run, cost } = found?;
+    let drain_seconds = run.drain_seconds;
     let before = wait.mean + drain_seconds;
     let latest = |wait: Option<f64>| wait.map_or(request.now - 1, |seconds| request.now + micros(seconds));
+    let alone = Some(&run).filter(|_| request.deadline.is_stated).and_then(|run| run.alone(request, cost));
+    let alone = alone.map(|run| Race::of(&run, request, lengths));
     let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
     Some(Outlook {
         meet,
@@ -346,7 +345,7 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         whole_due_seconds: race.whole_due_seconds(),
         start_by: latest(longest_wait),
         worth_by: request.deadline.is_stated.then(|| latest(race.longest_wait(worth, 0.0))),
-        alone_by: alone.map(|alone| latest(alone.longest_wait(worth.min(chances.alone), 0.0))),
+        alone_by: alone.map(|race| latest(race.longest_wait(worth.min(chances.alone), 0.0))),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })
 }

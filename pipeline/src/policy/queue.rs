@@ -127,26 +127,24 @@ pub struct Waiting<T> {
     pub size: EntrySize,
     /// Arrival; not before the arrival of what was pushed earlier.
     pub since: Micros,
+    pub starts: Starts,
+    pub item: T,
+}
+
+/// By when something must start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Starts {
     /// Latest start with which it can make its deadline; `None`: it has none, or nothing is predicted.
     pub start_by: Option<Micros>,
     /// Latest start that is worth it beside others, not before `start_by`; `None`: any is.
     pub worth_by: Option<Micros>,
     /// Latest start that is worth it where nothing runs; `None`: any is. The order does not mind it.
     pub alone_by: Option<Micros>,
-    pub item: T,
-}
-
-/// When an entry must start; see [`Waiting`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Starts {
-    pub start_by: Option<Micros>,
-    pub worth_by: Option<Micros>,
-    pub alone_by: Option<Micros>,
 }
 
 impl<T> Waiting<T> {
     fn slack(&self, ticket: Ticket) -> lane::Slack {
-        (self.start_by.unwrap_or(Micros::MAX), ticket)
+        (self.starts.start_by.unwrap_or(Micros::MAX), ticket)
     }
 }
 
@@ -241,15 +239,12 @@ impl<T> FairQueue<T> {
 
     /// Changes the latest starts of an entry that still waits.
     pub fn retime(&mut self, ticket: Ticket, starts: Starts) {
-        let new = (starts.start_by, starts.worth_by);
-        let Some(waiting) = self.entries.get_mut(&ticket) else { return };
-        waiting.alone_by = starts.alone_by;
-        if (waiting.start_by, waiting.worth_by) == new {
+        if self.entries.get(&ticket).is_none_or(|waiting| waiting.starts == starts) {
             return;
         }
         self.leave(ticket);
         if let Some(waiting) = self.entries.get_mut(&ticket) {
-            (waiting.start_by, waiting.worth_by) = new;
+            waiting.starts = starts;
         }
         self.enter(ticket);
     }
@@ -313,7 +308,7 @@ impl<T> FairQueue<T> {
         while let Some((_, ticket)) = self.starts.first().copied().filter(|(start_by, _)| *start_by < now) {
             self.leave(ticket);
             self.late.insert(ticket);
-            if let Some(worth_by) = self.entries.get(&ticket).and_then(|waiting| waiting.worth_by) {
+            if let Some(worth_by) = self.entries.get(&ticket).and_then(|waiting| waiting.starts.worth_by) {
                 self.worths.insert((worth_by, ticket));
             }
         }
@@ -332,7 +327,7 @@ impl<T> FairQueue<T> {
         }
         lane.insert(&waiting.tenant, slack);
         self.punctual.insert(ticket);
-        if waiting.start_by.is_some() {
+        if waiting.starts.start_by.is_some() {
             self.starts.insert(slack);
         }
     }
@@ -343,7 +338,7 @@ impl<T> FairQueue<T> {
             return;
         }
         if self.late.remove(&ticket) {
-            waiting.worth_by.map(|worth_by| self.worths.remove(&(worth_by, ticket)));
+            waiting.starts.worth_by.map(|worth_by| self.worths.remove(&(worth_by, ticket)));
             return;
         }
         let slack = waiting.slack(ticket);

@@ -57,8 +57,9 @@ mod tests {
             of("thread-self")
         });
         let within = within.join().expect("the thread answers");
-        // A kernel without the file of scheduling figures shows neither.
-        if !within.is_empty() {
+        if within.is_empty() {
+            println!("SKIPPED (this kernel shows no scheduling figures of a thread)");
+        } else {
             assert_eq!(field(&within, "policy").as_deref(), Some("0"), "{within}");
             assert_eq!(field(&within, "prio").as_deref(), Some("123"), "{within}");
             if field(&within, "se.slice").is_some() {

@@ -57,8 +57,8 @@ impl<T> FairQueue<T> {
     pub fn profile(&self) -> QueueProfile {
         let mut lists: [Vec<(Micros, u64)>; 3] = Default::default();
         for ticket in &self.punctual {
-            if let Some(Waiting { tier, size, start_by, .. }) = self.entries.get(ticket) {
-                lists[lane_of(*tier)].push((start_by.unwrap_or(Micros::MAX), size.tokens));
+            if let Some(Waiting { tier, size, starts, .. }) = self.entries.get(ticket) {
+                lists[lane_of(*tier)].push((starts.start_by.unwrap_or(Micros::MAX), size.tokens));
             }
         }
         QueueProfile { tiers: lists.map(steps) }
@@ -100,9 +100,7 @@ mod tests {
                     tenant: "ann".into(),
                     size,
                     since: 0,
-                    start_by,
-                    worth_by: None,
-                    alone_by: None,
+                    starts: crate::policy::Starts { start_by, ..Default::default() },
                     item: (),
                 })
                 .unwrap();

@@ -11,11 +11,12 @@ const TENANTS: [&str; 3] = ["ann", "bob", "eve"];
 
 fn entry(tier: Tier, tokens: u64, since: Micros) -> Waiting<usize> {
     let size = EntrySize { tokens, bytes: 1 };
-    Waiting { tier, tenant: "ann".into(), size, since, start_by: None, worth_by: None, alone_by: None, item: 0 }
+    Waiting { tier, tenant: "ann".into(), size, since, starts: Starts::default(), item: 0 }
 }
 
 fn of(tenant: &str, item: usize, start_by: Option<Micros>) -> Waiting<usize> {
-    Waiting { tenant: tenant.into(), start_by, item, ..entry(Tier::Medium, 100, 0) }
+    let starts = Starts { start_by, ..Starts::default() };
+    Waiting { tenant: tenant.into(), starts, item, ..entry(Tier::Medium, 100, 0) }
 }
 
 /// Scenario: every tier always has something waiting; 1200 entries of 100 tokens are popped before anything ages.
@@ -101,7 +102,10 @@ fn least_slack_goes_first_and_the_late_last() {
 #[test]
 fn what_is_not_worth_a_start_holds_up_nobody() {
     let mut queue = FairQueue::new(&test_policy().queue);
-    let worth = |worth_by| Waiting { worth_by: Some(worth_by), ..of("ann", 0, Some(100)) };
+    let worth = |worth_by| {
+        let starts = Starts { start_by: Some(100), worth_by: Some(worth_by), alone_by: None };
+        Waiting { starts, ..of("ann", 0, None) }
+    };
     let (older, other) = (queue.push(worth(200)).unwrap(), queue.push(worth(400)).unwrap());
     let mut order = |now| queue.heads(now, STEP).iter().map(|(ticket, _)| *ticket).collect::<Vec<_>>();
     assert_eq!(order(150), [older], "both are late and worth it: the older");
@@ -235,10 +239,10 @@ impl Twin {
         let key = |(id, w): &(usize, Waiting<usize>)| {
             let (lane, tenant) = (lane_of(w.tier), tenant_of(w));
             let by_tenant = (self.tenant_tags[lane][tenant], tenant);
-            (self.tags[lane], lane, by_tenant, w.start_by.unwrap_or(Micros::MAX), *id)
+            (self.tags[lane], lane, by_tenant, w.starts.start_by.unwrap_or(Micros::MAX), *id)
         };
         let best = live().filter(|(_, w)| !held(w)).min_by_key(|entry| key(entry));
-        let hopeless = |w: &Waiting<usize>| w.worth_by.is_some_and(|by| by < now);
+        let hopeless = |w: &Waiting<usize>| w.starts.worth_by.is_some_and(|by| by < now);
         let late = || {
             self.waiting.iter().filter(|(_, w)| Self::is_late(w, late)).min_by_key(|(id, w)| {
                 let id = *id as i64;
@@ -272,9 +276,10 @@ impl Twin {
 type Slack = (i64, Option<i64>);
 
 /// When an entry must start that came with such a slack, and when it is not worth it any more.
-fn starts(now: Micros, slack: Option<Slack>) -> (Option<Micros>, Option<Micros>) {
+fn starts(now: Micros, slack: Option<Slack>) -> Starts {
     let start_by = slack.map(|(start, _)| now + start);
-    (start_by, slack.and_then(|(start, more)| Some(now + start + more?)))
+    let worth_by = slack.and_then(|(start, more)| Some(now + start + more?));
+    Starts { start_by, worth_by, alone_by: None }
 }
 
 #[derive(Debug, Clone)]
@@ -311,15 +316,12 @@ proptest! {
             now += gap;
             match act {
                 Act::Push { tier, tenant, tokens, slack } => {
-                    let (start_by, worth_by) = starts(now, slack);
                     let waiting = Waiting {
                         tier: Tier::ALL[tier],
                         tenant: TENANTS[tenant].into(),
                         size: EntrySize { tokens, bytes: tokens * 2 },
                         since: now,
-                        start_by,
-                        worth_by,
-                        alone_by: None,
+                        starts: starts(now, slack),
                         item: tickets.len(),
                     };
                     twin.enter(&waiting, &late);
@@ -328,7 +330,7 @@ proptest! {
                 }
                 Act::Pop { step } => {
                     let step = ThrottleStep::ALL[step];
-                    let passed = |w: &&(usize, Waiting<usize>)| w.1.start_by.is_some_and(|start| start < now);
+                    let passed = |w: &&(usize, Waiting<usize>)| w.1.starts.start_by.is_some_and(|start| start < now);
                     late.extend(twin.waiting.iter().filter(passed).map(|(_, w)| w.item));
                     let heads: Vec<_> =
                         queue.heads(now, step).iter().map(|(_, w)| (w.item, w.tier, w.tenant.clone())).collect();
@@ -347,13 +349,13 @@ proptest! {
                 }
                 Act::Retime { which, slack } if !tickets.is_empty() => {
                     let (item, new) = (which % tickets.len(), starts(now, slack));
-                    queue.retime(tickets[item], Starts { start_by: new.0, worth_by: new.1, alone_by: None });
+                    queue.retime(tickets[item], new);
                     let place = twin.waiting.iter().position(|(_, w)| w.item == item);
                     if let Some(place) = place
                         && let waiting = &mut twin.waiting[place].1
-                        && (waiting.start_by, waiting.worth_by) != new
+                        && waiting.starts != new
                     {
-                        (waiting.start_by, waiting.worth_by) = new;
+                        waiting.starts = new;
                         late.retain(|other| *other != item);
                         let waiting = twin.waiting[place].1.clone();
                         twin.enter(&waiting, &late);
