@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Micros;
+use crate::ids::{Micros, Name};
 
 /// A row of one topic.
 pub trait Row: Serialize + for<'de> Deserialize<'de> + Send + 'static {
@@ -38,26 +38,26 @@ pub use mrc::MrcRow;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RequestRow {
     pub at: Micros,
-    pub request_id: String,
+    pub request_id: Name,
     pub seq: u32,
-    pub event: String,
-    pub model: String,
-    pub tier: String,
-    pub tenant: String,
+    pub event: Name,
+    pub model: Name,
+    pub tier: Name,
+    pub tenant: Name,
     pub instance: Option<u32>,
     pub prompt_tokens: u32,
     pub output_tokens: u32,
     pub cached_tokens: Option<u32>,
     pub gap_us: Option<i64>,
     pub total_us: Option<i64>,
-    pub finish_reason: Option<String>,
-    pub error: Option<String>,
-    pub variant: Option<String>,
+    pub finish_reason: Option<Name>,
+    pub error: Option<Name>,
+    pub variant: Option<Name>,
     pub block_tokens: Option<u32>,
     pub prompt_blocks: Option<Vec<Vec<u64>>>,
     pub session_hash: Option<u64>,
     pub turns: Option<u32>,
-    pub tenant_class: Option<String>,
+    pub tenant_class: Option<Name>,
     pub expected_hit_tokens: Option<u32>,
 }
 row!(RequestRow => Requests);
@@ -85,7 +85,7 @@ pub struct CandidateRow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BucketFitRow {
     pub instance: u32,
-    pub fit: String,
+    pub fit: Name,
     pub work_tokens: u64,
     pub bucket_seconds: f64,
 }
@@ -93,27 +93,27 @@ pub struct BucketFitRow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecisionRow {
     pub at: Micros,
-    pub decision_id: String,
-    pub request_id: String,
-    pub model: String,
-    pub tenant: String,
-    pub tier: String,
-    pub tier_reason: String,
-    pub outcome: String,
-    pub reason: String,
-    pub throttle_step: String,
-    pub route_policy: String,
+    pub decision_id: Name,
+    pub request_id: Name,
+    pub model: Name,
+    pub tenant: Name,
+    pub tier: Name,
+    pub tier_reason: Name,
+    pub outcome: Name,
+    pub reason: Name,
+    pub throttle_step: Name,
+    pub route_policy: Name,
     pub instance: Option<u32>,
     pub prompt_tokens: u32,
     pub max_tokens: u32,
     pub predicted_hit_tokens: u32,
     pub predicted_seconds: Option<f64>,
     pub turns: u32,
-    pub view_mode: String,
+    pub view_mode: Name,
     pub view_as_of: Option<Micros>,
     pub saturation: Option<f64>,
     pub candidates: Vec<CandidateRow>,
-    pub variant: Option<String>,
+    pub variant: Option<Name>,
     pub visible_hit_tokens: Option<u32>,
     pub first_token_due: Option<Micros>,
     pub whole_due: Option<Micros>,

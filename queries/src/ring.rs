@@ -2,9 +2,10 @@
 //!
 //! Rows are numbered from 0 over the table's whole life. Invariant: the ring holds a suffix of the rows pushed, cut at a
 //! chunk's border; it holds at least the newest `rows_max` rows and less than `rows_max` plus one chunk.
-//! Small batches are joined into chunks of up to [`CHUNK_ROWS`] rows the way an LSM tree merges runs, so a row is copied
-//! O(log CHUNK_ROWS) times and the number of chunks stays near `rows_max / CHUNK_ROWS`. Time: push is amortised
-//! O(rows · log CHUNK_ROWS); memory: the rows themselves.
+//! Small batches are joined into chunks of up to [`CHUNK_ROWS`] rows the way an LSM tree merges runs, up to [`FAN_IN`] of like
+//! size at once: a row is copied at most once for each power of [`FAN_IN`] between its batch and a chunk (it was once for each power
+//! of two, and copying was what the bus did most), and there are at most twice `rows_max / CHUNK_ROWS` chunks and [`FAN_IN`] for
+//! each power. Time: push is amortised O(rows · log CHUNK_ROWS); memory: the rows themselves.
 //! At the bound the oldest chunk leaves memory; the log still holds its rows (see [`crate::History`]).
 
 use std::{collections::VecDeque, sync::Arc};
@@ -17,6 +18,8 @@ use arrow::{
 
 /// Most rows that small batches are joined to.
 pub const CHUNK_ROWS: usize = 8192;
+/// Chunks of like size that are joined at once. Sizes are alike between two powers of it.
+pub const FAN_IN: usize = 8;
 
 /// Times in microseconds since the epoch, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +74,11 @@ impl Chunk {
 
     fn end_row(&self) -> u64 {
         self.first_row + self.rows() as u64
+    }
+
+    /// The power of [`FAN_IN`] that it has reached.
+    fn size(&self) -> u32 {
+        self.rows().max(1).ilog(FAN_IN)
     }
 }
 
@@ -130,7 +138,7 @@ impl Ring {
         self.rows += batch.num_rows();
         let times = TimeRange::of(&batch);
         self.chunks.push_back(Arc::new(Chunk { first_row, batch, times }));
-        while self.merge_last_two() {}
+        while self.merge_newest() {}
         while self.chunks.front().is_some_and(|oldest| self.rows - oldest.rows() >= self.rows_max) {
             let oldest = self.chunks.pop_front().expect("invariant: a front was just seen");
             self.rows -= oldest.rows();
@@ -142,19 +150,33 @@ impl Ring {
         first_row
     }
 
-    /// Joins the newest two chunks if they are neighbours, of like size and small enough together.
-    fn merge_last_two(&mut self) -> bool {
-        let Some(before_last) = self.chunks.len().checked_sub(2) else { return false };
-        let (older, newer) = (&self.chunks[before_last], &self.chunks[before_last + 1]);
-        let fits = older.rows() + newer.rows() <= self.chunk_rows;
-        if !fits || older.rows() >= 2 * newer.rows() || older.end_row() != newer.first_row {
+    /// Joins the newest chunk with the smaller ones right before it, else with those of like size once there are [`FAN_IN`] of
+    /// them or another would not fit; neighbours only, and while they are small enough together.
+    fn merge_newest(&mut self) -> bool {
+        let Some(newest) = self.chunks.back() else { return false };
+        let (mut from, mut rows) = (self.chunks.len() - 1, newest.rows());
+        let are_smaller = from > 0 && self.chunks[from - 1].size() < newest.size();
+        while let Some(before) = from.checked_sub(1) {
+            let (older, newer) = (&self.chunks[before], &self.chunks[from]);
+            let belongs = if are_smaller { older.size() < newest.size() } else { older.size() == newest.size() };
+            if !belongs || rows + older.rows() > self.chunk_rows || older.end_row() != newer.first_row {
+                break;
+            }
+            (from, rows) = (before, rows + older.rows());
+        }
+        let count = self.chunks.len() - from;
+        let is_due = are_smaller || count >= FAN_IN || rows + newest.rows() > self.chunk_rows;
+        if count < 2 || !is_due {
             return false;
         }
+        let (first_row, schema) = (self.chunks[from].first_row, newest.batch.schema());
+        let times = self.chunks.range(from..).map(|chunk| chunk.times).reduce(TimeRange::union).unwrap_or(newest.times);
         // Schemas are equal by contract; if they ever were not, the chunks simply stay apart.
-        let Ok(batch) = concat_batches(&older.batch.schema(), [&older.batch, &newer.batch]) else { return false };
-        let joined = Chunk { first_row: older.first_row, batch, times: older.times.union(newer.times) };
-        self.chunks.truncate(before_last);
-        self.chunks.push_back(Arc::new(joined));
+        let Ok(batch) = concat_batches(&schema, self.chunks.range(from..).map(|chunk| &chunk.batch)) else {
+            return false;
+        };
+        self.chunks.truncate(from);
+        self.chunks.push_back(Arc::new(Chunk { first_row, batch, times }));
         true
     }
 }

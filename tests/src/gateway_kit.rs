@@ -8,7 +8,6 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
-use async_trait::async_trait;
 use axum::{
     Router,
     body::Body,
@@ -20,7 +19,7 @@ use pipeline::{
     dataflow::{ForecastRequest, Predicted},
     gateway::{
         Gateway,
-        deps::{Clock, Deps, EventSink, TextModel, ViewSource},
+        deps::{Clock, Deps, EventSink, Sent, TextModel, ViewSource},
         instances::{InstanceClient, InstanceDirectory, InstanceEntry, InstanceState},
         leases::Leases,
         metrics::Metrics,
@@ -52,28 +51,34 @@ pub struct Rows {
     pub reliability: Mutex<Vec<SloReliabilityRow>>,
 }
 
-#[async_trait]
 impl EventSink for Rows {
-    async fn request(&self, row: RequestRow) {
+    fn request(&self, row: RequestRow) -> Sent<'_> {
         self.requests.lock().unwrap().push(row);
+        Sent::Taken
     }
-    async fn decision(&self, row: DecisionRow) {
+    fn decision(&self, row: DecisionRow) -> Sent<'_> {
         self.decisions.lock().unwrap().push(row);
+        Sent::Taken
     }
-    async fn policy_input(&self, row: PolicyInputRow) {
-        self.inputs.lock().unwrap().push(row);
+    fn policy_input(&self, row: Box<PolicyInputRow>) -> Sent<'_> {
+        self.inputs.lock().unwrap().push(*row);
+        Sent::Taken
     }
-    async fn fault(&self, row: FaultRow) {
+    fn fault(&self, row: FaultRow) -> Sent<'_> {
         self.faults.lock().unwrap().push(row);
+        Sent::Taken
     }
-    async fn settings(&self, row: SettingsRow) {
+    fn settings(&self, row: SettingsRow) -> Sent<'_> {
         self.settings.lock().unwrap().push(row);
+        Sent::Taken
     }
-    async fn slo(&self, row: SloRow) {
+    fn slo(&self, row: SloRow) -> Sent<'_> {
         self.slo.lock().unwrap().push(row);
+        Sent::Taken
     }
-    async fn slo_reliability(&self, row: SloReliabilityRow) {
+    fn slo_reliability(&self, row: SloReliabilityRow) -> Sent<'_> {
         self.reliability.lock().unwrap().push(row);
+        Sent::Taken
     }
 }
 
@@ -81,7 +86,7 @@ impl Rows {
     /// Events of all requests in order, as `name` or `name:error code`.
     pub fn events(&self) -> Vec<String> {
         let rows = self.requests.lock().unwrap();
-        rows.iter().map(|row| row.event.clone()).collect()
+        rows.iter().map(|row| row.event.to_string()).collect()
     }
 }
 

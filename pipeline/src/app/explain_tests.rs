@@ -76,7 +76,7 @@ impl Fixture {
         }
         let decided = |number: i64, outcome: &str, reason: &str, instance| DecisionRow {
             at: at + number * 1500,
-            decision_id: format!("dec-{id}-{number}"),
+            decision_id: format!("dec-{id}-{number}").into(),
             request_id: id.into(),
             tenant: tenant.into(),
             outcome: outcome.into(),
@@ -115,7 +115,7 @@ impl Fixture {
 }
 
 fn new_id() -> String {
-    crate::gateway::decision::new_id("req")
+    crate::gateway::decision::new_id("req").into()
 }
 
 /// Scenario: two tenants' requests that waited, were routed and moved; each asks for its own, for the other's, for one that never was,

@@ -9,10 +9,10 @@ use async_trait::async_trait;
 
 use super::plan_book::PlanBook;
 use crate::{
-    bus::{Bus, Origin},
+    bus::{Bus, Origin, PublishError},
     dataflow::{FlowViews, ForecastRequest, Predicted, current_view, read_forecast, read_prefixes, view_mode},
     gateway::{
-        deps::{Clock, EventSink, ViewSource},
+        deps::{Clock, EventSink, Sent, ViewSource},
         instances::{InstanceDirectory, InstanceEntry},
     },
     ids::{InstanceId, Micros},
@@ -42,42 +42,48 @@ impl Clock for WallClock {
 pub struct BusSink(pub Bus);
 
 impl BusSink {
-    async fn put<R: Row>(&self, row: R) {
-        if let Err(error) = self.0.publish(row).await {
-            tracing::warn!(topic = R::TOPIC.name(), %error, "row not published");
+    fn put<R: Row>(&self, row: Box<R>) -> Sent<'_> {
+        match self.0.offer(row) {
+            Ok(()) => Sent::Taken,
+            Err(unsent) => Sent::Waits(Box::pin(async move { told::<R>(self.0.send(unsent).await) })),
         }
     }
 }
 
-#[async_trait]
+fn told<R: Row>(published: Result<(), PublishError>) {
+    if let Err(error) = published {
+        tracing::warn!(topic = R::TOPIC.name(), %error, "row not published");
+    }
+}
+
 impl EventSink for BusSink {
-    async fn request(&self, row: RequestRow) {
-        self.put(row).await;
+    fn request(&self, row: RequestRow) -> Sent<'_> {
+        self.put(Box::new(row))
     }
-    async fn decision(&self, row: DecisionRow) {
-        self.put(row).await;
+    fn decision(&self, row: DecisionRow) -> Sent<'_> {
+        self.put(Box::new(row))
     }
-    async fn policy_input(&self, row: PolicyInputRow) {
-        self.put(row).await;
+    fn policy_input(&self, row: Box<PolicyInputRow>) -> Sent<'_> {
+        self.put(row)
     }
-    async fn fault(&self, row: FaultRow) {
-        self.put(row).await;
+    fn fault(&self, row: FaultRow) -> Sent<'_> {
+        self.put(Box::new(row))
     }
-    async fn slo(&self, row: SloRow) {
-        self.put(row).await;
+    fn slo(&self, row: SloRow) -> Sent<'_> {
+        self.put(Box::new(row))
     }
-    async fn slo_reliability(&self, row: SloReliabilityRow) {
-        self.put(row).await;
+    fn slo_reliability(&self, row: SloReliabilityRow) -> Sent<'_> {
+        self.put(Box::new(row))
     }
-    async fn settings(&self, row: SettingsRow) {
-        self.put(row).await;
+    fn settings(&self, row: SettingsRow) -> Sent<'_> {
+        self.put(Box::new(row))
     }
 }
 
 #[async_trait]
 impl InstanceSink for BusSink {
     async fn instance(&self, row: InstanceRow) {
-        self.put(row).await;
+        told::<InstanceRow>(self.0.publish(row).await);
     }
 }
 

@@ -126,7 +126,7 @@ impl Figures {
                 for row in rows_of::<DecisionRow>(&shown).unwrap_or_default() {
                     // A request that was refused before the throttle was asked says nothing about it.
                     if row.throttle_step != UNCLASSED {
-                        self.step.clone_from(&row.throttle_step);
+                        self.step = row.throttle_step.to_string();
                     }
                     self.decisions.push_front(decision(&row));
                     self.decisions.truncate(DECISIONS);

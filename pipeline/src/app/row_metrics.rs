@@ -5,8 +5,9 @@
 //! [`MODELS_SHOWN`] and of kinds of fault [`FAULTS_SHOWN`] have series of their own, further ones are `other`; all else are names
 //! in the source. Cost: O(rows) of the topics read; that of a request's tokens is not among them. State: the series.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use arrow::array::{AsArray, RecordBatch};
 use prometheus_client::{
     metrics::{
         counter::Counter,
@@ -22,7 +23,7 @@ use crate::{
     bus::{Bus, Published, rows_of},
     gateway::metrics::{ENGINES_SHOWN, MODELS_SHOWN, Metrics, OTHER},
     ids::InstanceId,
-    rows::{ArrivalTrendRow, EngineStepRow, FaultRow, FunnelWindowRow, InstanceRow, SloRow},
+    rows::{ArrivalTrendRow, EngineStepRow, FaultRow, FunnelWindowRow, InstanceRow},
 };
 
 /// Components with kinds of fault that have series of their own.
@@ -169,7 +170,7 @@ impl RowMetrics {
         match topic {
             Topic::EngineSteps => rows_of(batch).unwrap_or_default().iter().for_each(|row| self.step(row)),
             Topic::FunnelWindow => rows_of(batch).unwrap_or_default().iter().for_each(|row| self.funnel(row)),
-            Topic::Slo => rows_of(batch).unwrap_or_default().iter().for_each(|row| self.deadline(row)),
+            Topic::Slo => self.deadlines(batch),
             Topic::ArrivalTrend => rows_of(batch).unwrap_or_default().iter().for_each(|row| self.trend(row)),
             Topic::Faults => rows_of(batch).unwrap_or_default().iter().for_each(|row| self.fault(row)),
             Topic::Instances => {
@@ -208,27 +209,37 @@ impl RowMetrics {
             return;
         }
         let Ok(tokens) = u64::try_from(row.tokens) else { return };
-        let labels = vec![("model", self.models.name(&row.model)), ("layer", row.layer.clone())];
+        let labels = vec![("model", self.models.name(&row.model)), ("layer", row.layer.to_string())];
         match &row.reason {
             None => drop(self.funnel_tokens.get_or_create(&labels).inc_by(tokens)),
             Some(reason) => {
-                let labels = [labels, vec![("reason", reason.clone())]].concat();
+                let labels = [labels, vec![("reason", reason.to_string())]].concat();
                 self.funnel_lost_tokens.get_or_create(&labels).inc_by(tokens);
             }
         }
     }
 
-    fn deadline(&mut self, row: &SloRow) {
-        let outcome = match row.is_met {
-            Some(true) => "met",
-            Some(false) => "missed",
-            None => "refused",
-        };
-        let model = self.models.name(&row.model);
-        // All three from the first on, so that a first miss is an increase.
-        for known in ["met", "missed", "refused"] {
-            let labels = vec![("model", model.clone()), ("tier", row.tier.clone()), ("outcome", known.to_string())];
-            self.deadlines.get_or_create(&labels).inc_by(u64::from(known == outcome));
+    /// A row a request: read in place, and added up first.
+    fn deadlines(&mut self, batch: &RecordBatch) {
+        let text = |name| batch.column_by_name(name).and_then(|column| column.as_string_opt::<i32>());
+        let is_met = batch.column_by_name("is_met").and_then(|column| column.as_boolean_opt());
+        let (Some(model), Some(tier), Some(is_met)) = (text("model"), text("tier"), is_met) else { return };
+        let mut sums = BTreeMap::<(&str, &str), [u64; 3]>::new();
+        for ((model, tier), is_met) in model.iter().zip(tier).zip(is_met) {
+            let [met, missed, refused] = sums.entry((model.unwrap_or(OTHER), tier.unwrap_or(OTHER))).or_default();
+            *match is_met {
+                Some(true) => met,
+                Some(false) => missed,
+                None => refused,
+            } += 1;
+        }
+        for ((model, tier), counts) in sums {
+            let model = self.models.name(model);
+            // All three from the first on, so that a first miss is an increase.
+            for (outcome, count) in ["met", "missed", "refused"].into_iter().zip(counts) {
+                let labels = vec![("model", model.clone()), ("tier", tier.to_string()), ("outcome", outcome.into())];
+                self.deadlines.get_or_create(&labels).inc_by(count);
+            }
         }
     }
 
@@ -258,7 +269,11 @@ impl RowMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{gateway::metrics::TextForm, rows::Row, worker::telemetry::batch_of};
+    use crate::{
+        gateway::metrics::TextForm,
+        rows::{Row, SloRow},
+        worker::telemetry::batch_of,
+    };
 
     fn take<R: Row + Clone>(metrics: &mut RowMetrics, rows: &[R]) {
         metrics.take(&Published { topic: R::TOPIC, first_row: 0, batch: batch_of(rows).expect("a batch") });
@@ -291,7 +306,7 @@ mod tests {
             span: span.into(),
             model: "m".into(),
             layer: layer.into(),
-            reason: reason.map(String::from),
+            reason: reason.map(Into::into),
             tokens,
             ..FunnelWindowRow::default()
         };
@@ -344,8 +359,12 @@ mod tests {
         let metrics = Metrics::default();
         let mut rows = RowMetrics::new(&metrics);
         for model in 0..MODELS_SHOWN + 5 {
-            let row =
-                SloRow { model: format!("m{model}"), tier: "Low".into(), is_met: Some(false), ..SloRow::default() };
+            let row = SloRow {
+                model: format!("m{model}").into(),
+                tier: "Low".into(),
+                is_met: Some(false),
+                ..SloRow::default()
+            };
             take(&mut rows, &[row]);
         }
         shown(&metrics, r#"evenkeel_deadlines_total{model="other",tier="Low",outcome="missed"} 5"#);

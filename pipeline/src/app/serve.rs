@@ -9,7 +9,7 @@ use std::{io::Write, net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::{Router, extract::DefaultBodyLimit};
 use futures::future::join_all;
-use queries::{LiveTables, SqlAnswers, SqlEngine, query_runtime};
+use queries::{LiveTables, SqlAnswers, SqlEngine, Topic, query_runtime};
 use tokio::{
     net::TcpListener,
     runtime::{Builder, Runtime},
@@ -401,15 +401,15 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
 /// What the funnel and the diagnosis told since the last period.
 async fn publish_funnel(bus: &Bus, flow: &FlowViews, now: Micros) {
     let news = flow.take_funnel();
-    let rows = funnel_rows(&news, flow);
-    for row in rows.cases {
-        let _ = bus.publish(row).await;
-    }
-    for row in rows.windows {
-        let _ = bus.publish(row).await;
-    }
-    for row in rows.diagnoses {
-        let _ = bus.publish(row).await;
+    match funnel_rows(&news, flow) {
+        Ok(rows) => {
+            for batch in rows.cases {
+                let _ = bus.publish_batch(Topic::Funnel, batch).await;
+            }
+            publish_all(bus, rows.windows).await;
+            publish_all(bus, rows.diagnoses).await;
+        }
+        Err(error) => tracing::error!(%error, lost = news.cases.len(), "rows of the funnel dropped"),
     }
     if news.dropped > 0 {
         let detail = "more requests ended in a period than the funnel keeps; its sums have them all".into();

@@ -17,12 +17,12 @@ use std::{
     thread,
 };
 
-use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::{
     config::{Config, Recorded},
-    gateway::deps::EventSink,
+    gateway::deps::{EventSink, Sent},
+    ids::Name,
     replay::{Apart, Made, ask, look},
     rows::{
         DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, ShadowDecisionRow, SloReliabilityRow, SloRow,
@@ -88,7 +88,7 @@ impl Shadow for Settings {
         let row = ask(made, &self.under, &mut self.apart)?;
         Some(ShadowDecisionRow {
             at: row.at,
-            shadow: self.name.clone(),
+            shadow: self.name.as_str().into(),
             decision_id: row.decision_id,
             request_id: row.request_id,
             tenant: made.decision.tenant.clone(),
@@ -125,7 +125,7 @@ pub struct ShadowSink {
     inner: Arc<dyn EventSink>,
     waiting: mpsc::Sender<Shown>,
     /// Inputs of decisions on their way; `None`: some of them were not kept.
-    held: Mutex<HashMap<String, Option<Vec<PolicyInputRow>>>>,
+    held: Mutex<HashMap<Name, Option<Vec<PolicyInputRow>>>>,
     counters: Arc<ShadowCounters>,
 }
 
@@ -186,30 +186,29 @@ impl ShadowSink {
     }
 }
 
-#[async_trait]
 impl EventSink for ShadowSink {
-    async fn request(&self, row: RequestRow) {
-        self.inner.request(row).await;
+    fn request(&self, row: RequestRow) -> Sent<'_> {
+        self.inner.request(row)
     }
-    async fn decision(&self, row: DecisionRow) {
+    fn decision(&self, row: DecisionRow) -> Sent<'_> {
         self.show(&row);
-        self.inner.decision(row).await;
+        self.inner.decision(row)
     }
-    async fn policy_input(&self, row: PolicyInputRow) {
+    fn policy_input(&self, row: Box<PolicyInputRow>) -> Sent<'_> {
         self.hold(&row);
-        self.inner.policy_input(row).await;
+        self.inner.policy_input(row)
     }
-    async fn fault(&self, row: FaultRow) {
-        self.inner.fault(row).await;
+    fn fault(&self, row: FaultRow) -> Sent<'_> {
+        self.inner.fault(row)
     }
-    async fn settings(&self, row: SettingsRow) {
-        self.inner.settings(row).await;
+    fn settings(&self, row: SettingsRow) -> Sent<'_> {
+        self.inner.settings(row)
     }
-    async fn slo(&self, row: SloRow) {
-        self.inner.slo(row).await;
+    fn slo(&self, row: SloRow) -> Sent<'_> {
+        self.inner.slo(row)
     }
-    async fn slo_reliability(&self, row: SloReliabilityRow) {
-        self.inner.slo_reliability(row).await;
+    fn slo_reliability(&self, row: SloReliabilityRow) -> Sent<'_> {
+        self.inner.slo_reliability(row)
     }
 }
 

@@ -8,17 +8,29 @@ use super::*;
 #[derive(Default)]
 struct Inner(Mutex<Vec<String>>);
 
-#[async_trait]
 impl EventSink for Inner {
-    async fn request(&self, _: RequestRow) {}
-    async fn decision(&self, row: DecisionRow) {
-        self.0.lock().unwrap().push(row.decision_id);
+    fn request(&self, _: RequestRow) -> Sent<'_> {
+        Sent::Taken
     }
-    async fn policy_input(&self, _: PolicyInputRow) {}
-    async fn fault(&self, _: FaultRow) {}
-    async fn settings(&self, _: SettingsRow) {}
-    async fn slo(&self, _: SloRow) {}
-    async fn slo_reliability(&self, _: SloReliabilityRow) {}
+    fn decision(&self, row: DecisionRow) -> Sent<'_> {
+        self.0.lock().unwrap().push(row.decision_id.into());
+        Sent::Taken
+    }
+    fn policy_input(&self, _: Box<PolicyInputRow>) -> Sent<'_> {
+        Sent::Taken
+    }
+    fn fault(&self, _: FaultRow) -> Sent<'_> {
+        Sent::Taken
+    }
+    fn settings(&self, _: SettingsRow) -> Sent<'_> {
+        Sent::Taken
+    }
+    fn slo(&self, _: SloRow) -> Sent<'_> {
+        Sent::Taken
+    }
+    fn slo_reliability(&self, _: SloReliabilityRow) -> Sent<'_> {
+        Sent::Taken
+    }
 }
 
 /// Answers when it is let to; panics at the decision named.
@@ -61,7 +73,7 @@ fn outlet() -> (Outlet, plain::Receiver<String>) {
 
 async fn decide(sink: &ShadowSink, id: &str) {
     let input = PolicyInputRow { decision_id: id.into(), reading: "arrival".into(), ..PolicyInputRow::default() };
-    sink.policy_input(input).await;
+    sink.policy_input(Box::new(input)).await;
     sink.decision(DecisionRow { decision_id: id.into(), ..crate::bus::tests::rows::decision(vec![]) }).await;
 }
 

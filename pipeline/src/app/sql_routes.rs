@@ -88,7 +88,7 @@ async fn list_saved(State(door): State<Arc<SqlDoor>>, headers: HeaderMap) -> Res
 pub(super) fn caller(tenant: &Tenant) -> Caller {
     let sql = &tenant.sql;
     Caller {
-        name: tenant.name.clone(),
+        name: tenant.name.to_string(),
         timeout: sql.timeout,
         memory_bytes: sql.memory_max.map(|bytes| bytes.as_u64() as usize),
         rows_max: sql.rows_max,

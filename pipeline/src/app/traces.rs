@@ -193,7 +193,7 @@ pub fn spans(story: &Story) -> Vec<SpanData> {
     whole.events.events = events(story);
     if let Some(error) = &last.error {
         whole.attributes.push(KeyValue::new("error.type", error.split(':').next().unwrap_or(error).to_string()));
-        whole.status = Status::error(error.clone());
+        whole.status = Status::error(error.to_string());
     }
     let mut all = vec![whole];
     all.extend(steps(story, last).into_iter().map(|(step, times, attributes)| {
@@ -248,20 +248,20 @@ fn request_attributes(story: &Story, last: &RequestRow) -> Vec<KeyValue> {
     let mut attributes = vec![
         KeyValue::new("gen_ai.operation.name", operation(story.route)),
         KeyValue::new("gen_ai.provider.name", "evenkeel"),
-        KeyValue::new("gen_ai.request.model", last.model.clone()),
+        KeyValue::new("gen_ai.request.model", last.model.to_string()),
         KeyValue::new("gen_ai.usage.input_tokens", i64::from(last.prompt_tokens)),
         KeyValue::new("gen_ai.usage.output_tokens", i64::from(last.output_tokens)),
         KeyValue::new("http.request.method", "POST"),
         KeyValue::new("http.route", story.route),
-        KeyValue::new("evenkeel.request_id", last.request_id.clone()),
-        KeyValue::new("evenkeel.tier", last.tier.clone()),
-        KeyValue::new("evenkeel.tenant", last.tenant.clone()),
+        KeyValue::new("evenkeel.request_id", last.request_id.to_string()),
+        KeyValue::new("evenkeel.tier", last.tier.to_string()),
+        KeyValue::new("evenkeel.tenant", last.tenant.to_string()),
     ];
     if let Some(tokens) = last.cached_tokens {
         attributes.push(KeyValue::new("gen_ai.usage.cache_read.input_tokens", i64::from(tokens)));
     }
     if let Some(reason) = &last.finish_reason {
-        let reasons = Value::Array(Array::String(vec![StringValue::from(reason.clone())]));
+        let reasons = Value::Array(Array::String(vec![StringValue::from(reason.to_string())]));
         attributes.push(KeyValue::new("gen_ai.response.finish_reasons", reasons));
     }
     if let Some(gap) = story.rows.iter().find(|row| row.event == "first_token").and_then(|row| row.gap_us) {
@@ -276,13 +276,13 @@ fn request_attributes(story: &Story, last: &RequestRow) -> Vec<KeyValue> {
 /// Why it was let in, made to wait or refused.
 fn decision_attributes(row: &DecisionRow) -> Vec<KeyValue> {
     let mut attributes = vec![
-        KeyValue::new("evenkeel.decision_id", row.decision_id.clone()),
-        KeyValue::new("evenkeel.tier", row.tier.clone()),
-        KeyValue::new("evenkeel.tier_reason", row.tier_reason.clone()),
-        KeyValue::new("evenkeel.outcome", row.outcome.clone()),
-        KeyValue::new("evenkeel.reason", row.reason.clone()),
-        KeyValue::new("evenkeel.throttle_step", row.throttle_step.clone()),
-        KeyValue::new("evenkeel.view_mode", row.view_mode.clone()),
+        KeyValue::new("evenkeel.decision_id", row.decision_id.to_string()),
+        KeyValue::new("evenkeel.tier", row.tier.to_string()),
+        KeyValue::new("evenkeel.tier_reason", row.tier_reason.to_string()),
+        KeyValue::new("evenkeel.outcome", row.outcome.to_string()),
+        KeyValue::new("evenkeel.reason", row.reason.to_string()),
+        KeyValue::new("evenkeel.throttle_step", row.throttle_step.to_string()),
+        KeyValue::new("evenkeel.view_mode", row.view_mode.to_string()),
     ];
     if let Some(saturation) = row.saturation {
         attributes.push(KeyValue::new("evenkeel.saturation", saturation));
@@ -296,9 +296,9 @@ fn decision_attributes(row: &DecisionRow) -> Vec<KeyValue> {
 /// Where it went and why there.
 fn route_attributes(row: &DecisionRow) -> Vec<KeyValue> {
     let mut attributes = vec![
-        KeyValue::new("evenkeel.decision_id", row.decision_id.clone()),
-        KeyValue::new("evenkeel.route_policy", row.route_policy.clone()),
-        KeyValue::new("evenkeel.reason", row.reason.clone()),
+        KeyValue::new("evenkeel.decision_id", row.decision_id.to_string()),
+        KeyValue::new("evenkeel.route_policy", row.route_policy.to_string()),
+        KeyValue::new("evenkeel.reason", row.reason.to_string()),
         KeyValue::new("evenkeel.predicted_hit_tokens", i64::from(row.predicted_hit_tokens)),
     ];
     if let Some(instance) = row.instance {
@@ -335,7 +335,7 @@ mod tests {
     }
 
     fn decided(outcome: &str, at: Micros) -> DecisionRow {
-        DecisionRow { at, outcome: outcome.into(), reason: format!("{outcome} because"), ..decision(Vec::new()) }
+        DecisionRow { at, outcome: outcome.into(), reason: format!("{outcome} because").into(), ..decision(Vec::new()) }
     }
 
     fn story(rows: Vec<RequestRow>, decisions: Vec<DecisionRow>) -> Story {

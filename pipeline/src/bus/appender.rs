@@ -43,7 +43,11 @@ impl<R: Row> Pushable for R {
 
 impl AnyRow {
     pub(super) fn new<R: Row>(row: R) -> AnyRow {
-        AnyRow(Box::new(row))
+        AnyRow::boxed(Box::new(row))
+    }
+
+    pub(super) fn boxed<R: Row>(row: Box<R>) -> AnyRow {
+        AnyRow(row)
     }
 
     pub(super) fn topic(&self) -> Topic {
@@ -62,11 +66,13 @@ pub(super) struct Appender {
     topic: Topic,
     columns: Option<ArrayBuilder>,
     rows: usize,
+    /// Rows of the last batch: the next has room for as many from its first on.
+    last: usize,
 }
 
 impl Appender {
     pub(super) fn new(topic: Topic) -> Appender {
-        Appender { topic, columns: None, rows: 0 }
+        Appender { topic, columns: None, rows: 0, last: 0 }
     }
 
     /// Rows collected.
@@ -81,6 +87,9 @@ impl Appender {
             Some(columns) => columns,
             None => ArrayBuilder::from_arrow(self.topic.schema().fields()).map_err(failed)?,
         };
+        if self.rows == 0 {
+            columns.reserve(self.last);
+        }
         let pushed = row.0.push(&mut columns);
         if pushed.is_err() {
             // A half-written row leaves columns of different lengths behind.
@@ -97,7 +106,7 @@ impl Appender {
         if self.rows == 0 {
             return Ok(None);
         }
-        self.rows = 0;
+        (self.last, self.rows) = (self.rows, 0);
         let Some(columns) = self.columns.as_mut() else { return Ok(None) };
         let taken = columns.to_record_batch();
         let batch = taken.map_err(|error| RowsError::new(self.topic, error))?;

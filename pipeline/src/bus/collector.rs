@@ -41,7 +41,16 @@ pub(super) enum RowCommand {
 /// What comes through the batch queue.
 #[derive(Debug)]
 pub(super) enum BatchCommand {
-    Batch { topic: Topic, origin: Origin, batch: RecordBatch },
+    Batch {
+        topic: Topic,
+        origin: Origin,
+        batch: RecordBatch,
+    },
+    /// Of this process: nobody else counts it.
+    Own {
+        topic: Topic,
+        batch: RecordBatch,
+    },
     Flush(oneshot::Sender<()>),
 }
 
@@ -169,6 +178,7 @@ impl Collector {
     async fn take_batch(&mut self, command: BatchCommand) {
         let (topic, origin, batch) = match command {
             BatchCommand::Batch { topic, origin, batch } => (topic, origin, batch),
+            BatchCommand::Own { topic, batch } => return self.emit(topic, batch).await,
             BatchCommand::Flush(done) => {
                 let _ = done.send(());
                 return;

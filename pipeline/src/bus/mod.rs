@@ -13,7 +13,7 @@
 //!
 //! Invariants: rows of a topic are numbered from 0 without gaps in the order in which they left the bus, and the log, the
 //! live tables and every subscriber see that order. A row is accepted or its publisher is told why not.
-//! Bounds: `queue_rows` rows and [`REMOTE_BATCHES`] remote batches on their way in (publishers wait; `try_publish` says
+//! Bounds: `queue_rows` rows and [`REMOTE_BATCHES`] batches on their way in (publishers wait; `try_publish` says
 //! `Full`); `subscriber_batches` on their way to each subscriber (the bus waits); as many for watchers (the oldest are
 //! skipped and counted). Cost: one boxed row and one channel send a publish; batches are shared, not copied.
 //!
@@ -64,7 +64,7 @@ use crate::{config, ids::Micros, rows::Row};
 /// Says what time it is, in microseconds since the epoch.
 pub type Clock = Arc<dyn Fn() -> Micros + Send + Sync>;
 
-/// Remote batches on their way into the bus.
+/// Batches on their way into the bus, of remote producers and of views of this process.
 pub const REMOTE_BATCHES: usize = 256;
 /// Most rows of one remote batch.
 pub const REMOTE_ROWS_MAX: usize = 65_536;
@@ -95,6 +95,10 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) fanout: Fanout,
 }
+
+/// A row for which there was no room.
+#[derive(Debug)]
+pub struct Unsent(RowCommand);
 
 /// Handle of the bus. Clones are equal.
 #[derive(Debug, Clone)]
@@ -140,6 +144,18 @@ impl Bus {
         self.rows.send(RowCommand::Row(AnyRow::new(row))).await.map_err(|_| PublishError::Closed)
     }
 
+    /// Publishes a row if there is room now; else it comes back, for [`send`](Self::send).
+    pub fn offer<R: Row>(&self, row: Box<R>) -> Result<(), Unsent> {
+        self.rows.try_send(RowCommand::Row(AnyRow::boxed(row))).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(row) | mpsc::error::TrySendError::Closed(row) => Unsent(row),
+        })
+    }
+
+    /// Publishes a row that came back; waits while `queue_rows` rows are on their way. Errors: `Closed`.
+    pub async fn send(&self, row: Unsent) -> Result<(), PublishError> {
+        self.rows.send(row.0).await.map_err(|_| PublishError::Closed)
+    }
+
     /// Publishes a row without waiting. Errors: `Full`, `Closed`.
     pub fn try_publish<R: Row>(&self, row: R) -> Result<(), PublishError> {
         self.rows.try_send(RowCommand::Row(AnyRow::new(row))).map_err(|error| match error {
@@ -166,6 +182,16 @@ impl Bus {
         }
         let batch = queries::live_table::conform(topic, batch)?;
         self.batches.send(BatchCommand::Batch { topic, origin, batch }).await.map_err(|_| PublishError::Closed)
+    }
+
+    /// Publishes a batch of this process. Waits while [`REMOTE_BATCHES`] are on their way. Errors: `Schema` (says which column),
+    /// `TooManyRows`, `Closed`.
+    pub async fn publish_batch(&self, topic: Topic, batch: RecordBatch) -> Result<(), PublishError> {
+        if batch.num_rows() > REMOTE_ROWS_MAX {
+            return Err(PublishError::TooManyRows { rows: batch.num_rows() });
+        }
+        let batch = queries::live_table::conform(topic, batch)?;
+        self.batches.send(BatchCommand::Own { topic, batch }).await.map_err(|_| PublishError::Closed)
     }
 
     /// Returns when everything published before is in the tables and the log and has been handed to every subscriber.

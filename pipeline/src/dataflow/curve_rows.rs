@@ -16,7 +16,7 @@ pub(super) struct EpochClock {
 
 /// The rows of one curve, at rising capacities.
 pub(super) fn curve_rows(curve: &CurveRow, names: &Names, clock: EpochClock) -> Vec<MrcRow> {
-    let name = |number: u32| Some(names.name(number));
+    let name = |number: u32| Some(names.name(number).into());
     let (scope, model, tier, tenant) = match curve.group {
         CurveGroup::All => ("all", None, None, None),
         CurveGroup::Model(model) => ("model", name(model), None, None),

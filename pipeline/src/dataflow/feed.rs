@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     bus::{Published, RowsError},
-    ids::Micros,
+    ids::{Micros, Name},
 };
 
 /// Distinct names of models, tenants and shapes that have a number of their own.
@@ -51,8 +51,8 @@ pub struct Names(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    numbers: HashMap<String, u32>,
-    names: Vec<String>,
+    numbers: HashMap<Name, u32>,
+    names: Vec<Name>,
 }
 
 impl Names {
@@ -64,10 +64,11 @@ impl Names {
         }
         let number = known.names.len().min(NAMES_MAX) as u32;
         if known.names.len() < NAMES_MAX {
-            known.names.push(name.to_string());
-            known.numbers.insert(name.to_string(), number);
+            let name = Name::from(name);
+            known.names.push(name.clone());
+            known.numbers.insert(name, number);
         } else if known.names.len() == NAMES_MAX {
-            known.names.push(OTHER.to_string());
+            known.names.push(Name::new_static(OTHER));
         }
         number
     }
@@ -78,7 +79,7 @@ impl Names {
     }
 
     /// The name of a number given out before.
-    pub fn name(&self, number: u32) -> String {
+    pub fn name(&self, number: u32) -> Name {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.names.get(number as usize).cloned().unwrap_or_default()
     }
@@ -379,7 +380,7 @@ const UNKNOWN_CLASS: u8 = u8::MAX;
 
 /// Name of a shape.
 pub(super) fn shape_name(names: &Names, shape: u32) -> String {
-    if shape == UNKNOWN_SHAPE { "unknown".into() } else { names.name(shape) }
+    if shape == UNKNOWN_SHAPE { "unknown".into() } else { names.name(shape).into() }
 }
 
 /// Name of a tenant's class.

@@ -3,9 +3,19 @@
 //! Per request or window and group: one row per layer (for `present` one per KV level that holds some), one per reason that
 //! took tokens. Cost: O(layers + reasons) per request.
 
+use std::sync::Arc;
+
+use arrow::{
+    array::{
+        ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, TimestampMicrosecondBuilder, UInt32Builder,
+    },
+    error::ArrowError,
+};
 use operators::{
     DiagnosisConfig, FunnelCase, FunnelGroup, FunnelSums, LOSSES, Layer, Loss, Span, funnel::ANY_MODEL, funnel_window,
 };
+use queries::Topic;
+use smol_str::format_smolstr;
 
 use super::{
     curve_rows::EpochClock,
@@ -13,8 +23,8 @@ use super::{
     funnel_feed::request_id,
 };
 use crate::{
-    ids::Micros,
-    rows::{DiagnosisRow, FunnelRow, FunnelWindowRow},
+    ids::{Micros, Name},
+    rows::{DiagnosisRow, FunnelWindowRow},
 };
 
 /// Name of what is counted together beyond the bound of groups.
@@ -23,9 +33,9 @@ const OTHER: &str = "(other)";
 /// Tokens at a layer or lost on the way to it.
 #[derive(Debug, Default, PartialEq)]
 struct Part {
-    layer: String,
-    level: Option<String>,
-    reason: Option<String>,
+    layer: Name,
+    level: Option<Name>,
+    reason: Option<Name>,
     tokens: i64,
     predicted_seconds: Option<f64>,
 }
@@ -33,8 +43,12 @@ struct Part {
 fn parts(layers: &[u64], by_level: &[u64], losses: [(i64, i128); LOSSES]) -> Vec<Part> {
     let mut parts = Vec::new();
     for layer in Layer::ALL {
-        let reached =
-            |level, tokens: u64| Part { layer: layer.name().into(), level, tokens: tokens as i64, ..Part::default() };
+        let reached = |level, tokens: u64| Part {
+            layer: Name::new_static(layer.name()),
+            level,
+            tokens: tokens as i64,
+            ..Part::default()
+        };
         let tokens = layers[layer as usize];
         if layer == Layer::Present && tokens > 0 {
             let held = by_level.iter().enumerate().filter(|(_, tokens)| **tokens > 0);
@@ -45,9 +59,9 @@ fn parts(layers: &[u64], by_level: &[u64], losses: [(i64, i128); LOSSES]) -> Vec
         let lost =
             Loss::ALL.into_iter().zip(losses).filter(|(loss, (tokens, _))| loss.layer() == layer && *tokens != 0);
         parts.extend(lost.map(|(loss, (tokens, ns))| Part {
-            layer: layer.name().into(),
+            layer: Name::new_static(layer.name()),
             level: None,
-            reason: Some(loss.name().into()),
+            reason: Some(Name::new_static(loss.name())),
             tokens,
             predicted_seconds: (ns != 0).then_some(ns as f64 / 1e9),
         }));
@@ -55,20 +69,58 @@ fn parts(layers: &[u64], by_level: &[u64], losses: [(i64, i128); LOSSES]) -> Vec
     parts
 }
 
-fn level_name(level: usize) -> String {
-    format!("L{}", level + 1)
+fn level_name(level: usize) -> Name {
+    format_smolstr!("L{}", level + 1)
+}
+
+/// Requests as a batch of `funnel`, column by column: they are many rows, whose texts are mostly the same.
+///
+/// # Errors
+/// The columns are not those of the topic.
+pub(super) fn case_batch(cases: &[FunnelCase], names: &Names) -> Result<RecordBatch, ArrowError> {
+    let schema = Topic::Funnel.schema();
+    let mut at = TimestampMicrosecondBuilder::new().with_data_type(schema.field(0).data_type().clone());
+    let mut of: [StringBuilder; 5] = Default::default();
+    let mut instance = UInt32Builder::new();
+    let mut part_of: [StringBuilder; 3] = Default::default();
+    let (mut tokens, mut seconds) = (Int64Builder::new(), Float64Builder::new());
+    for case in cases {
+        let [model, region, tenant] = [case.model, case.region, case.tenant].map(|number| names.name(number));
+        let texts = [&request_id(case.request), &*model, &*region, tier_name(case.tier), &*tenant];
+        for part in parts(&case.layers, &case.present_by_level, losses(case)) {
+            at.append_value(case.at_us);
+            of.iter_mut().zip(texts).for_each(|(column, text)| column.append_value(text));
+            instance.append_option(case.instance);
+            let words = [Some(part.layer), part.level, part.reason];
+            part_of.iter_mut().zip(words).for_each(|(column, word)| column.append_option(word));
+            tokens.append_value(part.tokens);
+            seconds.append_option(part.predicted_seconds);
+        }
+    }
+    let mut columns: Vec<ArrayRef> = vec![Arc::new(at.finish())];
+    columns.extend(of.iter_mut().map(|column| Arc::new(column.finish()) as ArrayRef));
+    columns.push(Arc::new(instance.finish()));
+    columns.extend(part_of.iter_mut().map(|column| Arc::new(column.finish()) as ArrayRef));
+    columns.extend([Arc::new(tokens.finish()) as ArrayRef, Arc::new(seconds.finish())]);
+    RecordBatch::try_new(schema, columns)
+}
+
+fn losses(case: &FunnelCase) -> [(i64, i128); LOSSES] {
+    case.losses.map(|tokens| (tokens, i128::from(tokens) * i128::from(case.ns_per_token)))
 }
 
 /// One request as rows.
-pub(super) fn case_rows(case: &FunnelCase, names: &Names) -> Vec<FunnelRow> {
-    let losses = case.losses.map(|tokens| (tokens, i128::from(tokens) * i128::from(case.ns_per_token)));
-    let row = |part: Part| FunnelRow {
+#[cfg(test)]
+fn case_rows(case: &FunnelCase, names: &Names) -> Vec<crate::rows::FunnelRow> {
+    let request_id: Name = request_id(case.request).into();
+    let [model, region, tenant] = [case.model, case.region, case.tenant].map(|number| names.name(number));
+    let row = |part: Part| crate::rows::FunnelRow {
         at: case.at_us,
-        request_id: request_id(case.request),
-        model: names.name(case.model),
-        region: names.name(case.region),
+        request_id: request_id.clone(),
+        model: model.clone(),
+        region: region.clone(),
         tier: tier_name(case.tier).into(),
-        tenant: names.name(case.tenant),
+        tenant: tenant.clone(),
         instance: case.instance,
         layer: part.layer,
         level: part.level,
@@ -76,7 +128,7 @@ pub(super) fn case_rows(case: &FunnelCase, names: &Names) -> Vec<FunnelRow> {
         tokens: part.tokens,
         predicted_seconds: part.predicted_seconds,
     };
-    parts(&case.layers, &case.present_by_level, losses).into_iter().map(row).collect()
+    parts(&case.layers, &case.present_by_level, losses(case)).into_iter().map(row).collect()
 }
 
 fn end(clock: EpochClock, epoch: u64) -> Micros {
@@ -95,7 +147,7 @@ pub(super) fn window_rows(
 ) -> Vec<FunnelWindowRow> {
     let FunnelSums { layers, present_by_level, losses, loss_ns, requests } = row.sums;
     let is_other = row.group == FunnelGroup::OTHER;
-    let name = |number| if is_other { OTHER.to_string() } else { names.name(number) };
+    let name = |number| if is_other { Name::new_static(OTHER) } else { names.name(number) };
     let losses = std::array::from_fn(|place| (losses[place], loss_ns[place]));
     let made = |part: Part| FunnelWindowRow {
         as_of: end(clock, row.epoch),
@@ -125,7 +177,7 @@ pub(super) fn diagnosis_row(row: &operators::DiagnosisRow, names: &Names, clock:
     let most = DiagnosisConfig::default();
     DiagnosisRow {
         as_of: end(clock, row.epoch),
-        model: if row.model == ANY_MODEL { "(unknown)".into() } else { names.name(row.model) },
+        model: if row.model == ANY_MODEL { "(unknown)".into() } else { names.name(row.model).into() },
         window_seconds: span_seconds(clock, row.from_epoch, row.epoch),
         verdict: row.verdict.name().into(),
         requests: row.requests,
@@ -154,5 +206,38 @@ pub(super) fn diagnosis_row(row: &operators::DiagnosisRow, names: &Names, clock:
         worst_step_epoch: row.worst_step.map(|worst| worst.epoch),
         worst_step: row.worst_step.map(|worst| worst.step),
         worst_step_us: row.worst_step.map(|worst| i64::try_from(worst.step_us).unwrap_or(i64::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::worker::telemetry::batch_of;
+
+    proptest! {
+        /// Scenario: any requests, with and without an instance, prefill rate, losses and gains.
+        /// Guarantees: the batch made column by column is that of the rows, one by one.
+        #[test]
+        fn a_batch_is_its_rows(
+            cases in prop::collection::vec((any::<u128>(), prop::option::of(0u32..9), 0u8..3, 0u64..2, 0u64..500, -9i64..9), 0..9),
+        ) {
+            let names = Names::default();
+            let made: Vec<FunnelCase> = cases.into_iter().map(|(request, instance, tier, ns_per_token, tokens, lost)| {
+                let (model, region) = (names.number("m"), names.number("local"));
+                let tenant = names.number(&format!("tenant {tier}"));
+                let layers = std::array::from_fn(|place| tokens / (place as u64 + 1));
+                let present_by_level = std::array::from_fn(|level| tokens * u64::from(level % 2 == 0));
+                let losses = std::array::from_fn(|place| lost * i64::from(place % 3 == 0));
+                let (epoch, at_us, is_reported) = (1, 7, true);
+                FunnelCase {
+                    epoch, request, at_us, model, region, tier, tenant, instance, is_reported, ns_per_token, layers,
+                    present_by_level, losses,
+                }
+            }).collect();
+            let rows: Vec<_> = made.iter().flat_map(|case| case_rows(case, &names)).collect();
+            prop_assert_eq!(case_batch(&made, &names).unwrap(), batch_of(&rows).unwrap());
+        }
     }
 }

@@ -2,20 +2,24 @@
 //!
 //! Cost: O(live atoms + instances + groups) per period. Nothing is published while nothing is live.
 
+use arrow::{array::RecordBatch, error::ArrowError};
 use operators::{CacheReport, DistributionRow, LoadTotal, Quantiles, SessionRow};
 
 use super::{
     feed::{Names, tier_name},
-    funnel_rows::{case_rows, diagnosis_row, window_rows},
+    funnel_rows::{case_batch, diagnosis_row, window_rows},
     views::{CacheSays, FlowViews, FunnelNews, ViewState},
 };
 use crate::{
     ids::Micros,
     rows::{
-        AtomLoadRow, CacheViewRow, DiagnosisRow, FunnelRow, FunnelWindowRow, InstanceLoadRow, LoadTotalsRow,
+        AtomLoadRow, CacheViewRow, DiagnosisRow, FunnelWindowRow, InstanceLoadRow, LoadTotalsRow,
         RequestDistributionRow, SessionActivityRow,
     },
 };
+
+/// Requests whose funnels are one batch.
+const CASES_OF_BATCH: usize = 1024;
 
 /// One period's rows.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -30,19 +34,24 @@ pub struct ViewRows {
 /// The funnel's news as rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FunnelRows {
-    pub cases: Vec<FunnelRow>,
+    /// Rows of `funnel`, of at most [`CASES_OF_BATCH`] requests each.
+    pub cases: Vec<RecordBatch>,
     pub windows: Vec<FunnelWindowRow>,
     pub diagnoses: Vec<DiagnosisRow>,
 }
 
 /// What the funnel and the diagnosis told, as rows.
-pub fn funnel_rows(news: &FunnelNews, flow: &FlowViews) -> FunnelRows {
+///
+/// # Errors
+/// The columns are not those of the topic.
+pub fn funnel_rows(news: &FunnelNews, flow: &FlowViews) -> Result<FunnelRows, ArrowError> {
     let (names, epochs) = (flow.names(), flow.epochs());
-    FunnelRows {
-        cases: news.cases.iter().flat_map(|case| case_rows(case, names)).collect(),
+    let cases: Result<Vec<_>, _> = news.cases.chunks(CASES_OF_BATCH).map(|cases| case_batch(cases, names)).collect();
+    Ok(FunnelRows {
+        cases: cases?,
         windows: news.windows.iter().flat_map(|row| window_rows(row, names, epochs)).collect(),
         diagnoses: news.diagnoses.iter().map(|row| diagnosis_row(row, names, epochs)).collect(),
-    }
+    })
 }
 
 /// The state as rows. `leased`: tokens leased per instance, from the gateway. `epoch_us`: length of an epoch.
@@ -88,7 +97,7 @@ fn total_rows(state: &ViewState, names: &Names, as_of: Micros) -> Vec<LoadTotals
         uncached_tokens: Some(total.uncached),
         ..LoadTotalsRow::default()
     };
-    let model = |number: u32| Some(names.name(number));
+    let model = |number: u32| Some(names.name(number).into());
     let regions = state
         .region_load
         .iter()
@@ -110,7 +119,7 @@ fn total_rows(state: &ViewState, names: &Names, as_of: Micros) -> Vec<LoadTotals
 fn session_row(row: &SessionRow, names: &Names, as_of: Micros, epoch_us: i64) -> SessionActivityRow {
     SessionActivityRow {
         as_of,
-        model: names.name(row.model),
+        model: names.name(row.model).into(),
         window_seconds: (row.epoch - row.from_epoch + 1) as f64 * epoch_us as f64 / 1e6,
         sessions: row.sessions,
         requests: row.requests,
@@ -184,7 +193,7 @@ fn distribution_row(row: &DistributionRow, names: &Names, as_of: Micros, epoch_u
     let window_seconds = (row.epoch - row.from_epoch + 1) as f64 * epoch_us as f64 / 1e6;
     RequestDistributionRow {
         as_of,
-        model: names.name(row.model),
+        model: names.name(row.model).into(),
         tier: tier_name(row.tier).into(),
         window_seconds,
         arrived: row.arrivals,

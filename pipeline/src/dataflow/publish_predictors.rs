@@ -74,7 +74,7 @@ pub fn predictor_rows(state: &ViewState, names: &Names, span: PredictorSpan) -> 
         rows.epoch = rows.epoch.max(Some(row.epoch));
         rows.arrival_trends.push(trend_row(row, names, (as_of, span)));
         let error = |predictor: &str, error: &PredictionError| PredictionErrorRow {
-            model: names.name(row.model),
+            model: names.name(row.model).into(),
             ..error_row((predictor, "requests"), error, as_of)
         };
         rows.errors.extend([error("arrivals_next", &row.next_error), error("arrivals_ahead", &row.ahead_error)]);
@@ -132,7 +132,7 @@ fn length_row(row: &Lengths, names: &Names, as_of: Micros) -> OutputLengthRow {
     let class = group.map(|group| usize::from(group.prompt_class));
     OutputLengthRow {
         as_of,
-        model: names.name(model),
+        model: names.name(model).into(),
         tier: group.map(|group| tier_name(group.tier).into()),
         tenant_class: group.map(|group| class_name(group.tenant_class).into()),
         prompt_from_tokens: class.and_then(|class| PROMPT_CLASSES.get(class).copied()),
@@ -153,7 +153,7 @@ fn trend_row(row: &Trend, names: &Names, (as_of, span): (Micros, PredictorSpan))
     let (low, high) = row.ahead.interval_90();
     ArrivalTrendRow {
         as_of,
-        model: names.name(row.model),
+        model: names.name(row.model).into(),
         period_seconds: period,
         periods: row.trend.samples,
         arrivals: row.arrivals,

@@ -11,13 +11,14 @@ use sha2::{Digest, Sha256};
 use super::error::ApiError;
 use crate::{
     config::{Key, KeySql, LOCAL_TENANT, TierHeader},
+    ids::Name,
     policy::Tier,
 };
 
 /// The party a request counts for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
-    pub name: String,
+    pub name: Name,
     /// Best tier its requests may have.
     pub class: Tier,
     /// What its headers may ask for; see [`Key`].
@@ -31,7 +32,7 @@ pub struct Tenant {
 impl Tenant {
     fn of(key: &Key) -> Self {
         Self {
-            name: key.tenant.clone(),
+            name: key.tenant.as_str().into(),
             class: key.class,
             first_token_min: key.first_token_min,
             whole_min: key.whole_min,

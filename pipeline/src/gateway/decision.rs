@@ -1,11 +1,13 @@
 //! A decision and everything it was made from, as one row (SPEC X3), and the words in it. A replay builds the same row from
 //! recorded inputs (SPEC X2), so nothing here looks at anything but its arguments.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
+
+use smol_str::format_smolstr;
 
 use super::{dispatcher::Pressure, error::ApiError};
 use crate::{
-    ids::Micros,
+    ids::{Micros, Name},
     policy::{CandidateCost, Classified, EntrySize, Fit, Outlook, Placement, QueueLoad, RejectReason, SloSeen, Tier},
     rows::{BucketFitRow, CandidateRow, DecisionRow},
 };
@@ -19,9 +21,9 @@ pub enum Outcome<'a> {
 
 /// The inputs, as known at the time; a request refused early has few.
 pub struct Inputs<'a> {
-    pub request_id: &'a str,
-    pub tenant: &'a str,
-    pub model: &'a str,
+    pub request_id: &'a Name,
+    pub tenant: &'a Name,
+    pub model: &'a Name,
     pub classified: Option<&'a Classified>,
     pub pressure: Option<&'a Pressure>,
     pub prompt_tokens: u32,
@@ -31,13 +33,19 @@ pub struct Inputs<'a> {
     pub slo: Option<&'a SloSeen>,
 }
 
-/// A new id for a decision or a request: `prefix` and a UUID of version 7, so that ids sort by time.
-pub fn new_id(prefix: &str) -> String {
-    format!("{prefix}-{}", uuid::Uuid::now_v7().simple())
+/// A new id for a decision or a request: `prefix` and a UUID of version 7, so that ids sort by time; within a millisecond by the bits
+/// that follow (RFC 9562, section 6.2, method 3). Costs no system call, as `Uuid::now_v7` does.
+pub fn new_id(prefix: &str) -> Name {
+    let now = UNIX_EPOCH.elapsed().unwrap_or_default();
+    let part = u64::from(now.subsec_nanos() % 1_000_000) * 4096 / 1_000_000;
+    let mut random: [u8; 10] = rand::random();
+    [random[0], random[1]] = (part as u16).to_be_bytes();
+    let id = uuid::Builder::from_unix_timestamp_millis(now.as_millis() as u64, &random).into_uuid();
+    format_smolstr!("{prefix}-{}", id.simple())
 }
 
 /// The row. Where nothing was classed or looked at, the row says `none`.
-pub fn row(at: Micros, decision_id: String, inputs: &Inputs<'_>, outcome: Outcome<'_>) -> DecisionRow {
+pub fn row(at: Micros, decision_id: Name, inputs: &Inputs<'_>, outcome: Outcome<'_>) -> DecisionRow {
     let (name, reason, placement, candidates) = match outcome {
         Outcome::Admit { placement, because } => {
             let reason =
@@ -47,31 +55,31 @@ pub fn row(at: Micros, decision_id: String, inputs: &Inputs<'_>, outcome: Outcom
         Outcome::Queue { candidates, because } => ("queue", because, None, candidates),
         Outcome::Reject { error, candidates } => ("reject", format!("{}: {error}", error.code()), None, candidates),
     };
-    let none = || super::recorder::UNCLASSED.to_string();
+    let none = || Name::new_static(super::recorder::UNCLASSED);
     let outlook = inputs.slo.and_then(|slo| slo.outlook.as_ref());
     DecisionRow {
         at,
         decision_id,
-        request_id: inputs.request_id.into(),
-        model: inputs.model.into(),
-        tenant: inputs.tenant.into(),
-        tier: inputs.classified.map_or_else(none, |classified| classified.tier.name().into()),
-        tier_reason: inputs.classified.map_or_else(none, |classified| classified.reason.clone()),
-        outcome: name.into(),
-        reason,
-        throttle_step: inputs.pressure.map_or_else(none, |pressure| pressure.throttle.step.name().into()),
-        route_policy: placement.map_or_else(none, |placement| placement.policy.name().into()),
+        request_id: inputs.request_id.clone(),
+        model: inputs.model.clone(),
+        tenant: inputs.tenant.clone(),
+        tier: inputs.classified.map_or_else(none, |classified| Name::new_static(classified.tier.name())),
+        tier_reason: inputs.classified.map_or_else(none, |classified| classified.reason.as_str().into()),
+        outcome: Name::new_static(name),
+        reason: reason.into(),
+        throttle_step: inputs.pressure.map_or_else(none, |pressure| Name::new_static(pressure.throttle.step.name())),
+        route_policy: placement.map_or_else(none, |placement| Name::new_static(placement.policy.name())),
         instance: placement.map(|placement| placement.instance.0),
         prompt_tokens: inputs.prompt_tokens,
         max_tokens: inputs.max_tokens,
         predicted_hit_tokens: inputs.predicted_hit_tokens,
         predicted_seconds: placement.and_then(|placement| placement.predicted_seconds),
         turns: inputs.turns,
-        view_mode: inputs.pressure.map_or_else(none, |pressure| pressure.view.mode.name().into()),
+        view_mode: inputs.pressure.map_or_else(none, |pressure| Name::new_static(pressure.view.mode.name())),
         view_as_of: inputs.pressure.and_then(|pressure| pressure.view.as_of),
         saturation: inputs.pressure.and_then(|pressure| pressure.saturation),
         candidates: candidates.iter().map(candidate_row).collect(),
-        variant: placement.map(|placement| placement.variant.clone()),
+        variant: placement.map(|placement| placement.variant.as_str().into()),
         visible_hit_tokens: placement.map(|placement| placement.visible_tokens),
         first_token_due: inputs.slo.map(|slo| slo.deadline.first_token),
         whole_due: inputs.slo.and_then(|slo| slo.deadline.whole),
@@ -131,7 +139,7 @@ fn bucket_fits(candidates: &[CandidateCost]) -> Option<Vec<BucketFitRow>> {
     let is_cut = candidates.iter().any(|cost| cost.bucket.fit != Fit::Free);
     let row = |cost: &CandidateCost| BucketFitRow {
         instance: cost.instance.0,
-        fit: cost.bucket.fit.name().into(),
+        fit: Name::new_static(cost.bucket.fit.name()),
         work_tokens: cost.bucket.work_tokens,
         bucket_seconds: cost.bucket.seconds,
     };
@@ -155,5 +163,25 @@ fn candidate_row(cost: &CandidateCost) -> CandidateRow {
         error_seconds: cost.error_seconds,
         compared_seconds: cost.compared_seconds,
         has_room: Some(cost.has_room),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: a thousand ids in a row. Guarantees: all differ and are UUIDs of version 7; the part of them that is the time never
+    /// falls.
+    #[test]
+    fn ids_sort_by_time() {
+        let made: Vec<Name> = (0..1000).map(|_| new_id("req")).collect();
+        for id in &made {
+            let id = uuid::Uuid::parse_str(id.strip_prefix("req-").unwrap()).unwrap();
+            assert_eq!((id.get_version_num(), id.get_variant()), (7, uuid::Variant::RFC4122));
+        }
+        // Twelve digits of milliseconds, the version, three of their parts.
+        let times: Vec<&str> = made.iter().map(|id| &id[..20]).collect();
+        assert!(times.is_sorted());
+        assert_eq!(made.iter().collect::<std::collections::BTreeSet<_>>().len(), 1000);
     }
 }

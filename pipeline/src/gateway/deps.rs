@@ -4,13 +4,17 @@
 //! Implementations must not block: they are called on the HTTP runtime, except [`TextModel`], which is called on
 //! [`Deps::text_runtime`]'s blocking threads (DESIGN §7 rule 9).
 
-use std::sync::Arc;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use async_trait::async_trait;
 use engine::{
     grammar::{GrammarError, GrammarSource},
     tool_calls::ToolCallFormat,
 };
+use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 
 use super::{
@@ -24,19 +28,36 @@ use crate::{
     rows::{DecisionRow, FaultRow, PolicyInputRow, RequestRow, SettingsRow, SloReliabilityRow, SloRow},
 };
 
-/// Where rows go. Waits when the bus is full, so that accounts stay complete; never fails the request.
-#[async_trait]
+/// A row on its way: taken already, or still waiting for room.
+pub enum Sent<'a> {
+    Taken,
+    Waits(BoxFuture<'a, ()>),
+}
+
+impl Future for Sent<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut *self {
+            Sent::Taken => Poll::Ready(()),
+            Sent::Waits(waits) => waits.as_mut().poll(cx),
+        }
+    }
+}
+
+/// Where rows go. Waits when the bus is full, so that accounts stay complete; never fails the request. Each call takes the row, and
+/// says whether that is done, so that the usual case costs no boxed future.
 pub trait EventSink: Send + Sync {
-    async fn request(&self, row: RequestRow);
-    async fn decision(&self, row: DecisionRow);
+    fn request(&self, row: RequestRow) -> Sent<'_>;
+    fn decision(&self, row: DecisionRow) -> Sent<'_>;
     /// What a decision was made from; comes before it.
-    async fn policy_input(&self, row: PolicyInputRow);
-    async fn fault(&self, row: FaultRow);
+    fn policy_input(&self, row: Box<PolicyInputRow>) -> Sent<'_>;
+    fn fault(&self, row: FaultRow) -> Sent<'_>;
     /// Settings under which decisions are made from now on.
-    async fn settings(&self, row: SettingsRow);
+    fn settings(&self, row: SettingsRow) -> Sent<'_>;
     /// How a request's deadline fared.
-    async fn slo(&self, row: SloRow);
-    async fn slo_reliability(&self, row: SloReliabilityRow);
+    fn slo(&self, row: SloRow) -> Sent<'_>;
+    fn slo_reliability(&self, row: SloReliabilityRow) -> Sent<'_>;
 }
 
 /// The views policies read. Cheap: no lock held while answering.

@@ -35,7 +35,7 @@ use super::{
 use crate::{
     config::Recorded,
     dataflow::ForecastRequest,
-    ids::{InstanceId, Micros, ProcessEpoch},
+    ids::{InstanceId, Micros, Name, ProcessEpoch},
     policy::{
         Backlog, CandidateCost, ClusterView, EntrySize, Forecast, Learnt, Placement, PrefixReading, QueueLoad,
         RouteConfig, RouteRejection, RouteRequest, Starts, ThrottleState, Ticket, Tier, Waiting, press, route,
@@ -56,7 +56,7 @@ const SPARED_MAX: usize = 8;
 pub struct Demand {
     pub model: Arc<Model>,
     pub tier: Tier,
-    pub tenant: Arc<str>,
+    pub tenant: Name,
     /// Best tier of the tenant.
     pub tenant_class: Tier,
     pub sequences: u32,
@@ -159,13 +159,13 @@ pub struct Dispatcher {
     /// Calls of [`pump`](Self::pump) that the one that pumps has not seen to; 0: nobody pumps.
     pumps: AtomicU32,
     /// Id of the settings in force, for the rows of what was read.
-    settings: String,
+    settings: Name,
 }
 
 impl Dispatcher {
     pub fn new(deps: Deps) -> Self {
         let groups = deps.models.iter().map(|model| Group::new(model.clone(), &deps.metrics)).collect();
-        let settings = Recorded::of(&deps.config, &deps.models.names(), deps.models.block_size()).id();
+        let settings = Recorded::of(&deps.config, &deps.models.names(), deps.models.block_size()).id().into();
         Self { deps, groups, pumps: AtomicU32::new(0), settings }
     }
 
@@ -221,8 +221,8 @@ impl Dispatcher {
             self.reconcile(&pressure.view);
             if pressure.before != pressure.throttle {
                 let (model, settings) = (Some(group.model.name().into()), self.settings.clone());
-                let row = tick_row(now, &pressure);
-                self.deps.events.policy_input(PolicyInputRow { model, settings, ..row }).await;
+                let row = PolicyInputRow { model, settings, ..tick_row(now, &pressure) };
+                self.deps.events.policy_input(Box::new(row)).await;
             }
         }
     }
@@ -238,7 +238,7 @@ impl Dispatcher {
     }
 
     /// Id of the settings in force.
-    pub fn settings(&self) -> &str {
+    pub fn settings(&self) -> &Name {
         &self.settings
     }
 
@@ -289,7 +289,7 @@ impl Dispatcher {
         let place = *self.read(demand, &[]);
         let of = (demand.tenant.as_ref(), demand.tenant_class);
         let forecast = self.forecast(&demand.model, (&place.view, place.now), of, demand.prompt_tokens);
-        let (tenant, tenant_class) = (demand.tenant.to_string(), demand.tenant_class);
+        let (tenant, tenant_class) = (demand.tenant.clone(), demand.tenant_class);
         WaitReading { place, tenant, tenant_class, sequences: demand.sequences, forecast }
     }
 
@@ -412,7 +412,7 @@ impl Dispatcher {
         let mut queue = group.queue();
         let waiting = Waiting {
             tier: demand.tier,
-            tenant: demand.tenant.clone(),
+            tenant: Arc::from(demand.tenant.as_str()),
             size: demand.size(),
             since: self.deps.clock.now(),
             starts: demand.starts,

@@ -64,7 +64,7 @@ struct Parts<'a> {
     status: StatusCode,
     kind: &'static str,
     param: Option<&'a str>,
-    code: &'a str,
+    code: &'static str,
 }
 
 impl ApiError {
@@ -120,7 +120,7 @@ impl ApiError {
     }
 
     /// Machine-readable name: body, row and metric show the same one.
-    pub fn code(&self) -> &str {
+    pub fn code(&self) -> &'static str {
         self.parts().code
     }
 

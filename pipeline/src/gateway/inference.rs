@@ -30,7 +30,7 @@ use super::{
     shape::Envelope,
     slo_headers,
 };
-use crate::policy::ViewMode;
+use crate::{ids::Name, policy::ViewMode};
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-evenkeel-request-id");
 pub const DECISION: HeaderName = HeaderName::from_static("x-evenkeel-decision");
@@ -51,17 +51,17 @@ async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> R
     let answered = match gateway.keys.tenant(request.headers()) {
         Err(error) => {
             gateway.deps.metrics.ended(face.route(), error.code(), 0.0);
-            let decision_id = UNCLASSED.to_string();
+            let decision_id = Name::new_static(UNCLASSED);
             Answered { response: error.into_response(), decision_id, variant: None, views: None }
         }
         Ok(tenant) => match gateway.foreign.take(&gateway, request).await {
-            Taken::Own(request) => known_sender(&gateway, face, (request_id.as_str(), tenant), request).await,
-            Taken::Foreign(call) => call.answer(face, (request_id.as_str(), tenant)).await,
-            Taken::Refused(error) => refused(&gateway, face, (request_id.as_str(), tenant), error).await,
+            Taken::Own(request) => known_sender(&gateway, face, (&request_id, tenant), request).await,
+            Taken::Foreign(call) => call.answer(face, (&request_id, tenant)).await,
+            Taken::Refused(error) => refused(&gateway, face, (&request_id, tenant), error).await,
         },
     };
     let Answered { mut response, decision_id, variant, views } = answered;
-    let views = views.map(|mode| mode.name().to_string());
+    let views = views.map(|mode| Name::new_static(mode.name()));
     let told = [(REQUEST_ID, Some(request_id)), (DECISION, Some(decision_id)), (VARIANT, variant), (VIEWS, views)];
     for (name, value) in told {
         if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
@@ -74,21 +74,21 @@ async fn respond(gateway: Arc<Gateway>, face: Face, request: Request<Body>) -> R
 /// A response and what its headers tell.
 pub(super) struct Answered {
     pub(super) response: Response,
-    pub(super) decision_id: String,
-    pub(super) variant: Option<String>,
+    pub(super) decision_id: Name,
+    pub(super) variant: Option<Name>,
     pub(super) views: Option<ViewMode>,
 }
 
 impl Answered {
     pub(super) fn refusal(error: &ApiError, case: &Case) -> Self {
-        let variant = case.recorder.variant().map(str::to_string);
+        let variant = case.recorder.variant().cloned();
         let (decision_id, views) = (case.decision_id.clone(), case.view_mode());
         Self { response: error.clone().into_response(), decision_id, variant, views }
     }
 }
 
 /// Refused before it was known whose request it is to serve.
-async fn refused(gateway: &Gateway, face: Face, (request_id, tenant): (&str, Tenant), error: ApiError) -> Answered {
+async fn refused(gateway: &Gateway, face: Face, (request_id, tenant): (&Name, Tenant), error: ApiError) -> Answered {
     let recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
     let mut case = Case::new(tenant, recorder);
     case.refused(gateway, &error).await;
@@ -98,7 +98,7 @@ async fn refused(gateway: &Gateway, face: Face, (request_id, tenant): (&str, Ten
 async fn known_sender(
     gateway: &Arc<Gateway>,
     face: Face,
-    (request_id, tenant): (&str, Tenant),
+    (request_id, tenant): (&Name, Tenant),
     request: Request<Body>,
 ) -> Answered {
     let mut recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
@@ -133,7 +133,7 @@ async fn known_sender(
     let views = case.view_mode();
     let mut running = Running::new(gateway.clone(), case, sequences, (sampling, envelope.tools.as_ref()));
     let began = running.begin().await;
-    let (decision_id, variant) = (running.decision_id().to_string(), running.variant().map(str::to_string));
+    let (decision_id, variant) = (running.decision_id().clone(), running.variant().cloned());
     let response = match began {
         Err(error) => error.into_response(),
         Ok(()) if parsed.common.streams => answer::stream(running, envelope, text, sampling.sequences()),

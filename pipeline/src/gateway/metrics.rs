@@ -46,12 +46,14 @@ impl TextForm {
 }
 
 type Labels = Vec<(&'static str, String)>;
+/// Labels whose values are names in the source.
+type Words<const N: usize> = [(&'static str, &'static str); N];
 type Ratio = Gauge<f64, AtomicU64>;
 
 pub struct Metrics {
     registry: Mutex<Registry>,
-    requests: Family<Labels, Counter>,
-    request_duration: Family<Labels, Histogram>,
+    requests: Family<Words<2>, Counter>,
+    request_duration: Family<Words<1>, Histogram>,
     rejections: Family<Labels, Counter>,
     leased_tokens: Family<Labels, Gauge>,
     ready_instances: Gauge,
@@ -194,10 +196,10 @@ impl Metrics {
         self.ready_instances.set(count as i64);
     }
 
-    pub(super) fn ended(&self, route: &str, outcome: &str, seconds: f64) {
-        let route = ("route", route.to_string());
-        self.request_duration.get_or_create(&vec![route.clone()]).observe(seconds);
-        self.requests.get_or_create(&vec![route, ("outcome", outcome.to_string())]).inc();
+    pub(super) fn ended(&self, route: &'static str, outcome: &'static str, seconds: f64) {
+        let route = ("route", route);
+        self.request_duration.get_or_create(&[route]).observe(seconds);
+        self.requests.get_or_create(&[route, ("outcome", outcome)]).inc();
     }
 
     pub(super) fn rejected(&self, reason: &str) {

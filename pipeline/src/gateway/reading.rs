@@ -11,7 +11,7 @@ use operators::{LinearFit, ServiceTime};
 
 use super::dispatcher::{Demand, Pressure};
 use crate::{
-    ids::{InstanceId, Micros, ProcessEpoch},
+    ids::{InstanceId, Micros, Name, ProcessEpoch},
     policy::{
         Asked, Backlog, BucketSeat, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens,
         PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk,
@@ -66,13 +66,13 @@ impl PlaceReading {
     pub fn row(&self, fate: LeaseFate, because: &str) -> PolicyInputRow {
         PolicyInputRow {
             variants: self.variants.to_vec(),
-            tier: Some(self.tier.name().into()),
+            tier: Some(Name::new_static(self.tier.name())),
             prompt_tokens: self.prompt_tokens,
             max_tokens: self.max_tokens,
             tie_turn: Some(self.turn),
             excluded: self.excluded.iter().map(|id| id.0).collect(),
             spared: (!self.spared.is_empty()).then(|| self.spared.iter().map(|id| id.0).collect()),
-            lease: Some(fate.name().into()),
+            lease: Some(Name::new_static(fate.name())),
             because: Some(because.into()),
             ..looked("placement", (self.now, &self.view), &self.prefixes, &self.hashes)
         }
@@ -107,7 +107,7 @@ pub struct ArrivalReading {
     pub prompt_tokens: u32,
     pub max_tokens: u32,
     pub turns: u32,
-    pub tenant: String,
+    pub tenant: Name,
     pub tenant_class: Tier,
     pub turn: u64,
     pub queue: QueueLoad,
@@ -133,7 +133,7 @@ pub struct ForecastReading {
 #[derive(Debug, Clone, PartialEq)]
 pub struct WaitReading {
     pub place: PlaceReading,
-    pub tenant: String,
+    pub tenant: Name,
     pub tenant_class: Tier,
     pub sequences: u32,
     pub forecast: ForecastReading,
@@ -143,9 +143,9 @@ impl WaitReading {
     pub fn row(&self) -> PolicyInputRow {
         let place = self.place.row(LeaseFate::None, "");
         PolicyInputRow {
-            reading: "wait".into(),
+            reading: Name::new_static("wait"),
             tenant: Some(self.tenant.clone()),
-            tenant_class: Some(self.tenant_class.name().into()),
+            tenant_class: Some(Name::new_static(self.tenant_class.name())),
             sequences: Some(self.sequences),
             ..with_forecast(place, &self.forecast)
         }
@@ -187,12 +187,12 @@ impl ArrivalReading {
     pub fn row(&self) -> PolicyInputRow {
         PolicyInputRow {
             tenant: Some(self.tenant.clone()),
-            tenant_class: Some(self.tenant_class.name().into()),
+            tenant_class: Some(Name::new_static(self.tenant_class.name())),
             prompt_tokens: self.prompt_tokens,
             max_tokens: self.max_tokens,
             turns: Some(self.turns),
             tie_turn: Some(self.turn),
-            throttle_step: Some(self.throttle.step.name().into()),
+            throttle_step: Some(Name::new_static(self.throttle.step.name())),
             throttle_since_us: Some(self.throttle.since),
             queued_requests: Some(self.queue.requests as u64),
             queued_tokens: Some(self.queue.tokens),
@@ -202,8 +202,8 @@ impl ArrivalReading {
             slo_first_token_us: self.asked.slo.first_token_us,
             slo_whole_us: self.asked.slo.whole_us,
             slo_per_token_us: self.asked.slo.per_token_us,
-            tier_asked: self.asked.tier.map(|tier| tier.name().into()),
-            tier_asked_max: self.asked.tier_max.map(|tier| tier.name().into()),
+            tier_asked: self.asked.tier.map(|tier| Name::new_static(tier.name())),
+            tier_asked_max: self.asked.tier_max.map(|tier| Name::new_static(tier.name())),
             sequences: Some(self.sequences),
             ..with_forecast(looked("arrival", (self.now, &self.view), &self.prefixes, &self.hashes), &self.forecast)
         }
@@ -240,7 +240,7 @@ impl ArrivalReading {
 }
 
 fn asked_of(row: &PolicyInputRow) -> Asked {
-    let tier = |name: &Option<String>| name.as_deref().and_then(Tier::from_name);
+    let tier = |name: &Option<Name>| name.as_deref().and_then(Tier::from_name);
     Asked {
         slo: SloAsk {
             first_token_us: row.slo_first_token_us,
@@ -332,7 +332,7 @@ fn forecast_of(row: &PolicyInputRow) -> ForecastReading {
 pub fn tick_row(now: Micros, pressure: &Pressure) -> PolicyInputRow {
     let (throttle, queue) = (pressure.before, pressure.backlog.queue);
     PolicyInputRow {
-        throttle_step: Some(throttle.step.name().into()),
+        throttle_step: Some(Name::new_static(throttle.step.name())),
         throttle_since_us: Some(throttle.since),
         queued_requests: Some(queue.requests as u64),
         queued_tokens: Some(queue.tokens),
@@ -356,9 +356,9 @@ pub fn backlog_of(row: &PolicyInputRow) -> Backlog {
 pub fn wait_over_row(now: Micros, because: String) -> PolicyInputRow {
     PolicyInputRow {
         at: now,
-        reading: "wait_over".into(),
-        view_mode: ViewMode::Off.name().into(),
-        because: Some(because),
+        reading: Name::new_static("wait_over"),
+        view_mode: Name::new_static(ViewMode::Off.name()),
+        because: Some(because.into()),
         ..PolicyInputRow::default()
     }
 }
@@ -370,7 +370,7 @@ pub fn throttle_of(row: &PolicyInputRow) -> Option<ThrottleState> {
 }
 
 fn looked(
-    reading: &str,
+    reading: &'static str,
     (now, view): (Micros, &ClusterView),
     prefixes: &PrefixReading,
     hashes: &[Vec<u64>],
@@ -382,8 +382,8 @@ fn looked(
     };
     PolicyInputRow {
         at: now,
-        reading: reading.into(),
-        view_mode: view.mode.name().into(),
+        reading: Name::new_static(reading),
+        view_mode: Name::new_static(view.mode.name()),
         view_as_of: view.as_of,
         instances: view.instances.iter().map(instance_row).collect(),
         bucket_seats: seat_rows(view),
@@ -401,8 +401,8 @@ fn instance_row(view: &InstanceView) -> InstanceInputRow {
     InstanceInputRow {
         instance: view.instance.0,
         epoch: view.epoch.0,
-        model: String::from(&view.model),
-        variant: String::from(&view.variant),
+        model: view.model.clone(),
+        variant: view.variant.clone(),
         is_ready: view.is_ready,
         leased_tokens: view.leased_tokens,
         leased_requests: view.leased_requests,
@@ -478,8 +478,8 @@ fn instance_of(row: &InstanceInputRow, of: &PolicyInputRow) -> InstanceView {
     InstanceView {
         instance: InstanceId(row.instance),
         epoch: ProcessEpoch(row.epoch),
-        model: row.model.as_str().into(),
-        variant: row.variant.as_str().into(),
+        model: row.model.clone(),
+        variant: row.variant.clone(),
         is_ready: row.is_ready,
         leased_tokens: row.leased_tokens,
         leased_requests: row.leased_requests,

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 
 use super::{auth::Tenant, deps::Deps, error::ApiError, parse::Face, session, trace::Story};
 use crate::{
-    ids::{InstanceId, Micros},
+    ids::{InstanceId, Micros, Name},
     policy::Placement,
     rows::{DecisionRow, RequestRow},
 };
@@ -48,13 +48,13 @@ pub struct Told {
 pub struct Recorder {
     deps: Deps,
     face: Face,
-    request_id: String,
+    request_id: Name,
     tenant: Tenant,
     /// Name of the model asked for, once that is known.
-    model: String,
+    model: Name,
     tier: &'static str,
     instance: Option<InstanceId>,
-    variant: Option<String>,
+    variant: Option<Name>,
     expected_hit_tokens: Option<u32>,
     arrived: Micros,
     seq: u32,
@@ -75,14 +75,14 @@ pub struct Recorder {
 
 impl Recorder {
     /// Starts the account. Must be called on a tokio runtime.
-    pub fn new(deps: &Deps, face: Face, request_id: &str, tenant: &Tenant) -> Self {
+    pub fn new(deps: &Deps, face: Face, request_id: &Name, tenant: &Tenant) -> Self {
         deps.metrics.requests_running.inc();
         Self {
             deps: deps.clone(),
             face,
-            request_id: request_id.into(),
+            request_id: request_id.clone(),
             tenant: tenant.clone(),
-            model: deps.models.only().map_or(UNCLASSED, |model| model.name()).into(),
+            model: deps.models.only().map_or(Name::new_static(UNCLASSED), |model| model.name().into()),
             tier: UNCLASSED,
             instance: None,
             variant: None,
@@ -154,7 +154,7 @@ impl Recorder {
     }
 
     /// Name of the model asked for, or `none` while several could be meant.
-    pub fn model(&self) -> &str {
+    pub fn model(&self) -> &Name {
         &self.model
     }
 
@@ -162,16 +162,16 @@ impl Recorder {
         self.arrived
     }
 
-    pub fn request_id(&self) -> &str {
+    pub fn request_id(&self) -> &Name {
         &self.request_id
     }
 
     /// Variant of the model that serves the request, once one does.
-    pub fn variant(&self) -> Option<&str> {
-        self.variant.as_deref()
+    pub fn variant(&self) -> Option<&Name> {
+        self.variant.as_ref()
     }
 
-    pub fn tenant(&self) -> &str {
+    pub fn tenant(&self) -> &Name {
         &self.tenant.name
     }
 
@@ -222,7 +222,7 @@ impl Recorder {
     /// Also for each later instance, when the first was lost.
     pub async fn dispatched(&mut self, placement: &Placement) {
         self.instance = Some(placement.instance);
-        self.variant = Some(placement.variant.clone());
+        self.variant = Some(placement.variant.as_str().into());
         self.expected_hit_tokens = placement.hit_tokens();
         let row = self.row("dispatched");
         self.write(row).await;
@@ -298,7 +298,7 @@ impl Recorder {
     async fn end(
         &mut self,
         event: &'static str,
-        outcome: &str,
+        outcome: &'static str,
         finish_reason: Option<&'static str>,
         error: Option<&ApiError>,
     ) {
@@ -308,27 +308,32 @@ impl Recorder {
         self.deps.events.request(row).await;
     }
 
-    fn last_row(&mut self, event: &str, finish_reason: Option<&str>, error: Option<String>) -> RequestRow {
+    fn last_row(
+        &mut self,
+        event: &'static str,
+        finish_reason: Option<&'static str>,
+        error: Option<String>,
+    ) -> RequestRow {
         assert!(!self.has_ended, "a request ends once");
         self.has_ended = true;
         self.deps.metrics.requests_running.dec();
         let mut row = self.row(event);
         row.total_us = Some(row.at - self.arrived);
-        row.finish_reason = finish_reason.map(str::to_string);
-        row.error = error;
+        row.finish_reason = finish_reason.map(Name::new_static);
+        row.error = error.map(Name::from);
         log(&row);
         row
     }
 
-    fn row(&mut self, event: &str) -> RequestRow {
+    fn row(&mut self, event: &'static str) -> RequestRow {
         self.seq += 1;
         RequestRow {
             at: self.deps.clock.now(),
             request_id: self.request_id.clone(),
             seq: self.seq,
-            event: event.into(),
+            event: Name::new_static(event),
             model: self.model.clone(),
-            tier: self.tier.into(),
+            tier: Name::new_static(self.tier),
             tenant: self.tenant.name.clone(),
             instance: self.instance.map(|instance| instance.0),
             prompt_tokens: self.prompt_tokens,
@@ -336,7 +341,7 @@ impl Recorder {
             cached_tokens: self.cached_tokens,
             variant: self.variant.clone(),
             expected_hit_tokens: self.expected_hit_tokens,
-            tenant_class: Some(self.tenant.class.name().into()),
+            tenant_class: Some(Name::new_static(self.tenant.class.name())),
             ..RequestRow::default()
         }
     }
@@ -364,9 +369,9 @@ fn log(row: &RequestRow) {
     macro_rules! line {
         ($level:ident) => {
             tracing::$level!(
-                request_id = %row.request_id, event = row.event, tier = row.tier, tenant = row.tenant,
+                request_id = %row.request_id, event = %row.event, tier = %row.tier, tenant = %row.tenant,
                 instance = row.instance, prompt_tokens = row.prompt_tokens, output_tokens = row.output_tokens,
-                total_us = row.total_us, error = row.error, "request ended"
+                total_us = row.total_us, error = row.error.as_deref(), "request ended"
             )
         };
     }

@@ -25,6 +25,7 @@ use super::{
     slo::SloEnd,
     structure::ToolReply,
 };
+use crate::ids::Name;
 
 /// After this long without a step the client gets a comment line, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -96,12 +97,12 @@ impl Running {
         }
     }
 
-    pub fn decision_id(&self) -> &str {
+    pub fn decision_id(&self) -> &Name {
         &self.case.decision_id
     }
 
     /// Variant of the model that serves it now.
-    pub fn variant(&self) -> Option<&str> {
+    pub fn variant(&self) -> Option<&Name> {
         self.case.recorder.variant()
     }
 

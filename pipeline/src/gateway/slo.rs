@@ -14,7 +14,7 @@ use super::{
     registry::Model,
 };
 use crate::{
-    ids::Micros,
+    ids::{Micros, Name},
     policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Venture, Wait, chance},
     rows::{SloReliabilityRow, SloRow},
 };
@@ -159,12 +159,12 @@ impl SloCase {
         let Outlooks { first, whole, meet } = Outlooks::of(self.seen.outlook.as_ref());
         SloRow {
             at: now,
-            request_id: recorder.request_id().into(),
+            request_id: recorder.request_id().clone(),
             model: self.model.name().into(),
-            tenant: recorder.tenant().into(),
-            tier: self.tier.name().into(),
+            tenant: recorder.tenant().clone(),
+            tier: Name::new_static(self.tier.name()),
             instance: recorder.instance().map(|instance| instance.0),
-            outcome: end.name().into(),
+            outcome: Name::new_static(end.name()),
             is_stated: self.seen.deadline.is_stated,
             is_met,
             margin_seconds: margin.map(|us| us as f64 / 1e6),

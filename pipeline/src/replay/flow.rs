@@ -263,7 +263,7 @@ impl Flow {
             return report.cannot("forecasts: of nobody known");
         };
         report.forecasts += 1;
-        let model = row.model.as_ref().unwrap_or(&under.served.model);
+        let model = row.model.as_deref().unwrap_or(&under.served.model);
         let variants = under.policy_of(model).variants.possible_for(tenant);
         let request =
             ForecastRequest { model, variants: &variants, tenant_class: class, prompt_tokens: row.prompt_tokens };

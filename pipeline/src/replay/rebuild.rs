@@ -19,6 +19,7 @@ use crate::{
         serve::decide_by,
         waiting::outlook_of,
     },
+    ids::Name,
     policy::{
         Admission, EntrySize, Judgement, Placement, QueueLoad, RejectReason, RouteRejection, ThrottleState, Verdict,
         judge, lot_of, press, token_cost,
@@ -67,8 +68,8 @@ enum Decided {
 /// See the module.
 #[derive(Default)]
 pub struct Rebuilder {
-    cases: HashMap<String, Case>,
-    order: VecDeque<String>,
+    cases: HashMap<Name, Case>,
+    order: VecDeque<Name>,
 }
 
 impl Rebuilder {
@@ -101,7 +102,7 @@ impl Rebuilder {
                 expected: "a placement".into(),
                 got: format!("{rejection:?}"),
             })?;
-            let because = row.because.clone().unwrap_or_default();
+            let because = row.because.as_deref().unwrap_or_default().to_string();
             return Ok(Decided::Admit { placement, because });
         }
         if let Some(retry_after) = waited {
@@ -138,8 +139,8 @@ impl Rebuilder {
     }
 
     fn remember(&mut self, request_id: &str, case: Case) {
-        if self.cases.insert(request_id.to_string(), case).is_none() {
-            self.order.push_back(request_id.to_string());
+        if self.cases.insert(request_id.into(), case).is_none() {
+            self.order.push_back(request_id.into());
         }
         while self.cases.len() > CASES_MAX {
             match self.order.pop_front() {
@@ -223,7 +224,7 @@ fn placed(row: &PolicyInputRow, under: &Under) -> Result<Result<Placement, Route
     Ok(place_by(&reading, &under.model, &under.policy.route))
 }
 
-fn row(recorded: &DecisionRow, case: &Case, model: &str, decided: Decided) -> DecisionRow {
+fn row(recorded: &DecisionRow, case: &Case, model: &Name, decided: Decided) -> DecisionRow {
     let classified = &case.verdict.classified;
     let inputs = Inputs {
         request_id: &recorded.request_id,

@@ -12,7 +12,7 @@ use queries::HistoryError;
 use crate::{
     bus::Archive,
     config::{Policy, Recorded},
-    ids::Micros,
+    ids::{Micros, Name},
     rows::{DecisionRow, PolicyInputRow, SettingsRow},
 };
 
@@ -58,13 +58,13 @@ impl Settings {
 
 /// The model that a row is about, and the policies as they hold for it.
 pub struct Under {
-    pub model: String,
+    pub model: Name,
     pub policy: Policy,
 }
 
 impl Under {
     pub fn of(recorded: &Recorded, row: &PolicyInputRow) -> Under {
-        let model = row.model.clone().unwrap_or_else(|| recorded.served.model.clone());
+        let model = row.model.clone().unwrap_or_else(|| recorded.served.model.as_str().into());
         Under { policy: recorded.policy_of(&model), model }
     }
 }
@@ -82,8 +82,8 @@ pub struct Recording {
     decisions: Rows<DecisionRow>,
     inputs: Rows<PolicyInputRow>,
     ready: VecDeque<DecisionRow>,
-    held: HashMap<String, Vec<PolicyInputRow>>,
-    order: VecDeque<String>,
+    held: HashMap<Name, Vec<PolicyInputRow>>,
+    order: VecDeque<Name>,
     /// Moves of the throttle without a request, since the last look.
     pub ticks: Vec<PolicyInputRow>,
     read_to: Option<Micros>,
@@ -144,7 +144,7 @@ impl Recording {
             self.dropped += self.held.remove(&oldest).map_or(0, |rows| rows.len() as u64);
         }
         if self.order.len() > 2 * AHEAD_MAX {
-            let known: HashSet<&String> = self.held.keys().collect();
+            let known: HashSet<&Name> = self.held.keys().collect();
             self.order.retain(|id| known.contains(id));
         }
     }

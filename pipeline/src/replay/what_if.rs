@@ -22,7 +22,7 @@ use crate::{
         reading::{ArrivalReading, LeaseFate, PlaceReading, throttle_of},
         serve::decide_by,
     },
-    ids::Micros,
+    ids::{Micros, Name},
     policy::{Admission, Backlog, Placement, RequestClass, ThrottleState, press},
     rows::{CandidateRow, DecisionRow, PolicyInputRow},
 };
@@ -31,16 +31,16 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WhatIfRow {
     pub at: Micros,
-    pub decision_id: String,
-    pub request_id: String,
-    pub recorded_tier: String,
-    pub other_tier: String,
-    pub recorded_outcome: String,
-    pub other_outcome: String,
-    pub recorded_reason: String,
-    pub other_reason: String,
-    pub recorded_throttle_step: String,
-    pub other_throttle_step: String,
+    pub decision_id: Name,
+    pub request_id: Name,
+    pub recorded_tier: Name,
+    pub other_tier: Name,
+    pub recorded_outcome: Name,
+    pub other_outcome: Name,
+    pub recorded_reason: Name,
+    pub other_reason: Name,
+    pub recorded_throttle_step: Name,
+    pub other_throttle_step: Name,
     pub recorded_instance: Option<u32>,
     pub other_instance: Option<u32>,
     /// Predicted seconds at the instance chosen, both by the recorded settings.
@@ -116,7 +116,7 @@ pub fn what_if<E>(
 }
 
 /// Where the other policy's throttle stands, by model, while it is not the recorded one's step.
-pub(crate) type Apart = BTreeMap<String, ThrottleState>;
+pub(crate) type Apart = BTreeMap<Name, ThrottleState>;
 
 /// The other policy's throttle follows a look without a request.
 pub(crate) fn look(row: &PolicyInputRow, (recorded, under): (&Recorded, &Recorded), apart: &mut Apart) {
@@ -148,10 +148,10 @@ pub(crate) fn ask(made: &Made, under: &Recorded, apart: &mut Apart) -> Option<Wh
 
 /// What the other policy chose.
 struct Choice {
-    tier: String,
-    throttle_step: String,
+    tier: Name,
+    throttle_step: Name,
     outcome: &'static str,
-    reason: String,
+    reason: Name,
     placement: Option<Placement>,
 }
 
@@ -172,7 +172,7 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
             tier: made.decision.tier.clone(),
             throttle_step: made.decision.throttle_step.clone(),
             outcome: if placed.is_some() { "admit" } else { "queue" },
-            reason: placed.as_ref().map_or_else(String::new, |placed| placed.reason.clone()),
+            reason: placed.as_ref().map_or_else(Name::default, |placed| placed.reason.as_str().into()),
             placement: placed,
         });
     };
@@ -184,8 +184,8 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
     let pressure = Pressure { view: arrival.view.clone(), before, throttle: after, saturation, backlog };
     let verdict = decide_by(&arrival, &pressure, model, policy);
     let (outcome, reason, placement) = match verdict.admission {
-        Admission::Reject { reason, .. } => ("reject", reason.name().to_string(), None),
-        Admission::Queue { .. } => ("queue", String::new(), None),
+        Admission::Reject { reason, .. } => ("reject", Name::new_static(reason.name()), None),
+        Admission::Queue { .. } => ("queue", Name::default(), None),
         Admission::Admit { .. } => {
             // A lease that others took between the reading and the reservation was gone for any policy.
             let is_lost = made.inputs.iter().any(|row| row.lease.as_deref() == Some(LeaseFate::Lost.name()));
@@ -194,7 +194,7 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
                 Some(_) => place(),
                 None => verdict.preview.ok(),
             };
-            let reason = placed.as_ref().map_or_else(String::new, |placed| placed.reason.clone());
+            let reason = placed.as_ref().map_or_else(Name::default, |placed| placed.reason.as_str().into());
             (if placed.is_some() { "admit" } else { "queue" }, reason, placed)
         }
     };

@@ -3,20 +3,20 @@
 use serde::{Deserialize, Serialize};
 
 use super::Row;
-use crate::ids::Micros;
+use crate::ids::{Micros, Name};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FunnelRow {
     pub at: Micros,
-    pub request_id: String,
-    pub model: String,
-    pub region: String,
-    pub tier: String,
-    pub tenant: String,
+    pub request_id: Name,
+    pub model: Name,
+    pub region: Name,
+    pub tier: Name,
+    pub tenant: Name,
     pub instance: Option<u32>,
-    pub layer: String,
-    pub level: Option<String>,
-    pub reason: Option<String>,
+    pub layer: Name,
+    pub level: Option<Name>,
+    pub reason: Option<Name>,
     pub tokens: i64,
     pub predicted_seconds: Option<f64>,
 }
@@ -25,16 +25,16 @@ row!(FunnelRow => Funnel);
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FunnelWindowRow {
     pub as_of: Micros,
-    pub span: String,
+    pub span: Name,
     pub window_seconds: f64,
-    pub model: String,
-    pub region: String,
-    pub tier: String,
-    pub tenant: String,
+    pub model: Name,
+    pub region: Name,
+    pub tier: Name,
+    pub tenant: Name,
     pub requests: u64,
-    pub layer: String,
-    pub level: Option<String>,
-    pub reason: Option<String>,
+    pub layer: Name,
+    pub level: Option<Name>,
+    pub reason: Option<Name>,
     pub tokens: i64,
     pub predicted_seconds: Option<f64>,
 }

@@ -3,17 +3,17 @@
 use serde::{Deserialize, Serialize};
 
 use super::Row;
-use crate::ids::Micros;
+use crate::ids::{Micros, Name};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SloRow {
     pub at: Micros,
-    pub request_id: String,
-    pub model: String,
-    pub tenant: String,
-    pub tier: String,
+    pub request_id: Name,
+    pub model: Name,
+    pub tenant: Name,
+    pub tier: Name,
     pub instance: Option<u32>,
-    pub outcome: String,
+    pub outcome: Name,
     pub is_stated: bool,
     pub is_met: Option<bool>,
     pub margin_seconds: Option<f64>,

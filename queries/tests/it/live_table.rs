@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use queries::{
     LiveTables, TimeRange, Topic,
     live_table::{conform, widen},
-    ring::{CHUNK_ROWS, Ring},
+    ring::{CHUNK_ROWS, FAN_IN, Ring},
 };
 
 use crate::fixtures::{counts, faults, fixed};
@@ -25,7 +25,7 @@ proptest! {
 
     /// Scenario: batches of random sizes go into a ring of random capacity.
     /// Guarantees: after every push the ring is the newest rows of a plain list, at least `rows_max` of them and less than
-    /// one chunk more; numbers, times and row count agree; the number of chunks stays near its bound.
+    /// one chunk more; numbers, times and row count agree.
     #[test]
     fn ring_is_the_newest_rows(rows_max in 1usize..600, sizes in prop::collection::vec(0u64..90, 1..60)) {
         let mut ring = Ring::new(rows_max);
@@ -61,9 +61,27 @@ fn single_rows_are_joined_into_chunks() {
     for row in 0..100_000 {
         ring.push(faults(row..row + 1));
     }
-    let bound = 2 * 80_000 / CHUNK_ROWS + 20;
+    let bound = 2 * 80_000 / CHUNK_ROWS + FAN_IN * CHUNK_ROWS.ilog(FAN_IN) as usize;
     assert!(ring.chunks().len() <= bound, "{} chunks, at most {bound} expected", ring.chunks().len());
     assert_eq!(ring.first_row() + ring.rows() as u64, 100_000);
+}
+
+/// Scenario: batches of one size, and of a small and a large one in turns.
+/// Guarantees: whatever their size, they end up in few chunks.
+#[test]
+fn batches_of_any_size_are_joined_into_chunks() {
+    for sizes in [[7, 7], [200, 200], [1_500, 1_500], [1, 600], [3_000, 1], [5_000, 90]] {
+        let (mut ring, mut next) = (Ring::new(80_000), 0);
+        for size in sizes.into_iter().cycle() {
+            ring.push(faults(next..next + size));
+            next += size;
+            if next >= 100_000 {
+                break;
+            }
+        }
+        let bound = 2 * 80_000 / CHUNK_ROWS + FAN_IN * CHUNK_ROWS.ilog(FAN_IN) as usize;
+        assert!(ring.chunks().len() <= bound, "{sizes:?}: {} chunks, at most {bound} expected", ring.chunks().len());
+    }
 }
 
 /// Scenario: one thread appends to two tables in turn while others take snapshots.

@@ -39,6 +39,8 @@ impl Pieces {
 
     /// The next piece; the first has the schema too.
     pub(super) fn batch(&mut self, batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
+        // So that the bytes are not moved again and again while they grow.
+        self.0.get_mut().reserve(batch.get_array_memory_size());
         self.0.write(batch)?;
         Ok(std::mem::take(self.0.get_mut()))
     }

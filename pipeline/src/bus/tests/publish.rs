@@ -141,3 +141,50 @@ async fn a_full_queue_is_said() {
     f.bus.flush().await.unwrap();
     assert_eq!(f.numbers(), (0..=accepted).collect::<Vec<_>>());
 }
+
+/// Scenario: rows are offered to a bus that is not emptied until one comes back, which is then sent; then the bus stops and one
+/// more is offered.
+/// Guarantees: an offer never waits; what came back and was sent is there once, after those before it; the stopped bus says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_for_which_there_is_no_room_comes_back() {
+    let config = config::Bus { subscriber_batches: 1, flush_rows: 1, queue_rows: 4, ..bus_config() };
+    let f = Fixture::start(config, None);
+    let subscription = f.bus.subscribe(&[Topic::Instances]);
+    let mut number = 0;
+    let unsent = loop {
+        match f.bus.offer(Box::new(row(number))) {
+            Ok(()) => number += 1,
+            Err(unsent) => break unsent,
+        }
+        assert!(number < 100_000, "the queue never fills");
+    };
+    let bus = f.bus.clone();
+    let sending = tokio::spawn(async move { bus.send(unsent).await });
+    drop(subscription);
+    sending.await.unwrap().unwrap();
+    f.bus.flush().await.unwrap();
+    assert_eq!(f.numbers(), (0..=number).collect::<Vec<_>>());
+    let Fixture { bus, guard, .. } = f;
+    tokio::task::spawn_blocking(move || guard.stop()).await.unwrap();
+    let unsent = bus.offer(Box::new(row(0))).expect_err("it has stopped");
+    assert!(matches!(bus.send(unsent).await, Err(PublishError::Closed)));
+}
+
+/// Scenario: batches of this process come between rows of the same topic, and one of another topic's columns.
+/// Guarantees: all of their rows are numbered once and in the order of each publisher; the wrong batch is refused by name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_of_this_process_are_rows_like_others() {
+    let f = Fixture::start(bus_config(), None);
+    for number in [0, 10, 20] {
+        f.bus.publish(row(number)).await.unwrap();
+        f.bus.publish_batch(Topic::Instances, batch(number + 1..number + 10)).await.unwrap();
+    }
+    let wrong = f.bus.publish_batch(Topic::Faults, batch(0..3)).await;
+    assert!(matches!(&wrong, Err(PublishError::Schema(error)) if error.table == "faults"), "{wrong:?}");
+    f.bus.flush().await.unwrap();
+    let mut numbers = f.numbers();
+    let of_batches: Vec<u32> = numbers.iter().copied().filter(|number| number % 10 > 0).collect();
+    assert!(of_batches.is_sorted());
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..30).collect::<Vec<_>>());
+}

@@ -40,6 +40,7 @@ use crate::{
         slo_headers,
         trace::TRACEPARENT,
     },
+    ids::Name,
     policy::{RejectReason, RouteRejection},
 };
 
@@ -78,7 +79,7 @@ enum Answer {
 }
 
 impl Call {
-    pub(in crate::gateway) async fn answer(self, face: Face, (request_id, tenant): (&str, Tenant)) -> Answered {
+    pub(in crate::gateway) async fn answer(self, face: Face, (request_id, tenant): (&Name, Tenant)) -> Answered {
         let gateway = self.pool.gateway.clone();
         let deadline = Instant::now() + gateway.deps.config.server.request_timeout;
         let mut recorder = Recorder::new(&gateway.deps, face, request_id, &tenant);
@@ -348,6 +349,6 @@ impl Trip {
 }
 
 fn answered(case: &Case, response: Response) -> Answered {
-    let variant = case.recorder.variant().map(str::to_string);
+    let variant = case.recorder.variant().cloned();
     Answered { response, decision_id: case.decision_id.clone(), variant, views: case.view_mode() }
 }

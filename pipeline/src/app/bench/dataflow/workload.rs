@@ -127,7 +127,7 @@ fn life(number: u64, instance: u64, at: i64) -> Vec<RequestRow> {
     let prompt_tokens = 100 + (number * 97 % 4000) as u32;
     let row = |seq: u32, event: &str, output_tokens: u32| RequestRow {
         at: at + i64::from(seq) * 1_000,
-        request_id: format!("bench-{number}"),
+        request_id: format!("bench-{number}").into(),
         seq,
         event: event.into(),
         model: "bench".into(),

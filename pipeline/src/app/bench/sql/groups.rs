@@ -142,12 +142,12 @@ fn batches() -> anyhow::Result<Vec<RecordBatch>> {
         let mixed = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         RequestRow {
             at: 1_767_614_400_000_000 + number as i64 * 100,
-            request_id: format!("req-{:032x}", (u128::from(mixed) << 16) | (number as u128 / 40)),
+            request_id: format!("req-{:032x}", (u128::from(mixed) << 16) | (number as u128 / 40)).into(),
             seq: (number % 40) as u32,
             event: if number.is_multiple_of(40) { "finished".into() } else { "grew".into() },
             model: "simulated".into(),
             tier: ["High", "Medium", "Low"][(mixed % 3) as usize].into(),
-            tenant: format!("tenant-{}", mixed % 100),
+            tenant: format!("tenant-{}", mixed % 100).into(),
             instance: Some((mixed % 16) as u32),
             prompt_tokens: (mixed % 4096) as u32,
             output_tokens: (number % 40) as u32,
