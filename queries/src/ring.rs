@@ -3,7 +3,8 @@
 //! Rows are numbered from 0 over the table's whole life. Invariant: the ring holds a suffix of the rows pushed, cut at a
 //! chunk's border; it holds at least the newest `rows_max` rows and less than `rows_max` plus one chunk.
 //! Small batches are joined into chunks of up to [`CHUNK_ROWS`] rows the way an LSM tree merges runs, so a row is copied
-//! O(log CHUNK_ROWS) times and the number of chunks stays near `rows_max / CHUNK_ROWS`. Time: push is amortised
+//! O(log CHUNK_ROWS) times and the number of chunks stays near `rows_max / CHUNK_ROWS`; text in views is copied together (see `views`),
+//! so that a chunk keeps no buffers of the batches it was joined from. Time: push is amortised
 //! O(rows · log CHUNK_ROWS); memory: the rows themselves.
 //! At the bound the oldest chunk leaves memory; the log still holds its rows (see [`crate::History`]).
 
@@ -14,6 +15,8 @@ use arrow::{
     compute::{concat_batches, max, min},
     datatypes::{DataType, TimeUnit, TimestampMicrosecondType},
 };
+
+use crate::views;
 
 /// Most rows that small batches are joined to.
 pub const CHUNK_ROWS: usize = 8192;
@@ -152,7 +155,8 @@ impl Ring {
         }
         // Schemas are equal by contract; if they ever were not, the chunks simply stay apart.
         let Ok(batch) = concat_batches(&older.batch.schema(), [&older.batch, &newer.batch]) else { return false };
-        let joined = Chunk { first_row: older.first_row, batch, times: older.times.union(newer.times) };
+        let joined =
+            Chunk { first_row: older.first_row, batch: views::compact(batch), times: older.times.union(newer.times) };
         self.chunks.truncate(before_last);
         self.chunks.push_back(Arc::new(joined));
         true
