@@ -107,7 +107,8 @@ pub(crate) fn catalog_list(named: &NamedTables, catalog: &str, schema: &str) -> 
     let tables = Arc::new(MemorySchemaProvider::new());
     let mut shapes = Vec::new();
     for (name, table) in named {
-        shapes.push((*name, table.schema()));
+        // As a table is told, not as it is held: see `views`.
+        shapes.push((*name, Topic::from_name(name).map_or_else(|| table.schema(), Topic::schema)));
         tables.register_table(name.to_string(), table.clone())?;
     }
     let pg_catalog = Arc::new(PgCatalog { tables: shapes.clone() });

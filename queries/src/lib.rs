@@ -9,6 +9,7 @@
 //! | `ring` | newest rows of one table, in chunks, bounded |
 //! | `live_table` | all tables; a consistent snapshot of them; where older rows come from |
 //! | `nested` | structs in lists that an earlier version wrote |
+//! | `views` | text as views in tables that outside SQL is asked of, plain again in answers |
 //! | `provider` | a table as DataFusion scans it, pruned by time |
 //! | `catalog` | tables of one snapshot under their names, and `column_comments` |
 //! | `answers` | what every door asks of SQL: a statement of a caller in, an answer out |
@@ -45,6 +46,7 @@ pub mod schema;
 pub mod snapshot;
 pub mod sql;
 pub mod sql_error;
+mod views;
 
 pub use answers::{Caller, Described, PARAMETERS_MAX, Question, SqlAnswers};
 pub use catalog::TableSource;

@@ -4,6 +4,7 @@
 //! with two tables sees one state. Writers take a lock per append; readers load one pointer and never wait.
 //! Cost: append O(rows + chunks of the table), snapshot O(1). Memory: bounded by `rows_max` rows a table plus one chunk
 //! (see [`crate::ring`]), and whatever snapshots are still held.
+//! Text is held as it comes, or as views where only SQL is asked of the tables ([`LiveTables::for_sql`], see `views`).
 //! Rows that left memory are read through [`History`] when a table has one: live and older rows answer in one query.
 
 use std::{
@@ -25,6 +26,7 @@ use crate::{
     nested::deepen,
     ring::{Chunk, Ring, TimeRange},
     schema::Topic,
+    views,
 };
 
 /// Older rows that are wanted: of `topic`, numbered below `before`, and only from places that may hold `times`
@@ -66,6 +68,7 @@ pub struct HistoryError {
 #[derive(Debug)]
 pub struct TableSnapshot {
     topic: Topic,
+    schema: SchemaRef,
     chunks: Vec<Arc<Chunk>>,
     rows: usize,
     first_row: u64,
@@ -78,8 +81,9 @@ impl TableSnapshot {
         self.topic
     }
 
-    pub fn schema(&self) -> SchemaRef {
-        self.topic.schema()
+    /// The topic's, but with views where text is held as views.
+    pub(crate) fn held_schema(&self) -> &SchemaRef {
+        &self.schema
     }
 
     /// Rows in memory.
@@ -112,7 +116,7 @@ impl TableSnapshot {
         self.first_row.saturating_sub(kept)
     }
 
-    /// All rows, oldest first: those that left memory, if they were kept, then those in memory.
+    /// All rows, oldest first: those that left memory, if they were kept, then those in memory. Text is plain.
     pub fn batches(&self) -> HistoryBatches {
         self.batches_from(0)
     }
@@ -121,7 +125,9 @@ impl TableSnapshot {
     pub fn batches_from(&self, from: u64) -> HistoryBatches {
         let since = |chunk: &Arc<Chunk>| {
             let passed = from.saturating_sub(chunk.first_row).min(chunk.batch.num_rows() as u64) as usize;
-            Ok(chunk.batch.slice(passed, chunk.batch.num_rows() - passed))
+            let rest = chunk.batch.slice(passed, chunk.batch.num_rows() - passed);
+            views::recast(rest, &self.topic.schema())
+                .map_err(|error| HistoryError { table: self.topic.name(), detail: error.to_string() })
         };
         let live: Vec<Result<RecordBatch, HistoryError>> = self.chunks.iter().map(since).collect();
         match self.older_rows().filter(|_| from < self.first_row) {
@@ -169,6 +175,8 @@ impl TablesSnapshot {
 /// The tables of the bus: newest rows of each topic.
 #[derive(Debug)]
 pub struct LiveTables {
+    /// Of the rows as they are held, by topic.
+    schemas: Vec<SchemaRef>,
     rings: Mutex<Vec<Ring>>,
     state: ArcSwap<TablesSnapshot>,
     history: OnceLock<Arc<dyn History>>,
@@ -185,9 +193,21 @@ pub struct SchemaMismatch {
 impl LiveTables {
     /// Empty tables that keep at least the newest `rows_max` rows each.
     pub fn new(rows_max: usize) -> LiveTables {
+        LiveTables::with_schemas(rows_max, Topic::schema)
+    }
+
+    /// The same, with text as views, for where only SQL is asked of them.
+    pub fn for_sql(rows_max: usize) -> LiveTables {
+        LiveTables::with_schemas(rows_max, |topic| views::view_schema(&topic.schema()))
+    }
+
+    fn with_schemas(rows_max: usize, schema: impl Fn(Topic) -> SchemaRef) -> LiveTables {
+        let schemas: Vec<_> = Topic::ALL.into_iter().map(schema).collect();
         let rings: Vec<_> = Topic::ALL.iter().map(|topic| Ring::new(rows_max.min(topic.live_rows_max()))).collect();
-        let tables = Topic::ALL.iter().map(|topic| Arc::new(freeze(*topic, &rings[topic.index()], None))).collect();
+        let empty = |topic: Topic| freeze(topic, (&schemas[topic.index()], &rings[topic.index()]), None);
+        let tables = Topic::ALL.into_iter().map(|topic| Arc::new(empty(topic))).collect();
         LiveTables {
+            schemas,
             rings: Mutex::new(rings),
             state: ArcSwap::from_pointee(TablesSnapshot { tables }),
             history: OnceLock::new(),
@@ -207,12 +227,21 @@ impl LiveTables {
     /// Adds rows to a table; they are visible when this returns. Returns the number of the first row.
     /// Columns must have the topic's names, types and order; the topic's own metadata is put on.
     pub fn append(&self, topic: Topic, batch: RecordBatch) -> Result<u64, SchemaMismatch> {
-        let batch = conform(topic, batch)?;
+        let batch = self.held(topic, conform(topic, batch)?)?;
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let ring = &mut rings[topic.index()];
         let first_row = ring.push(batch);
         self.publish(topic, ring);
         Ok(first_row)
+    }
+
+    /// The rows as they are held.
+    fn held(&self, topic: Topic, batch: RecordBatch) -> Result<RecordBatch, SchemaMismatch> {
+        let schema = &self.schemas[topic.index()];
+        if Arc::ptr_eq(batch.schema_ref(), schema) {
+            return Ok(batch);
+        }
+        views::owned(&batch, schema).map_err(|error| SchemaMismatch { table: topic.name(), detail: error.to_string() })
     }
 
     /// Numbers the next row of a table `row` or higher: rows before it exist, but not in memory.
@@ -235,14 +264,15 @@ impl LiveTables {
 
     /// Called with the rings' lock held, which makes it the only writer of `state`.
     fn publish(&self, topic: Topic, ring: &Ring) {
-        let table = freeze(topic, ring, self.history.get().cloned());
+        let table = freeze(topic, (&self.schemas[topic.index()], ring), self.history.get().cloned());
         self.state.store(Arc::new(self.state.load().with(table)));
     }
 }
 
-fn freeze(topic: Topic, ring: &Ring, history: Option<Arc<dyn History>>) -> TableSnapshot {
+fn freeze(topic: Topic, (schema, ring): (&SchemaRef, &Ring), history: Option<Arc<dyn History>>) -> TableSnapshot {
     TableSnapshot {
         topic,
+        schema: schema.clone(),
         chunks: ring.chunks().cloned().collect(),
         rows: ring.rows(),
         first_row: ring.first_row(),

@@ -3,7 +3,8 @@
 //! Invariant: a scan reads exactly the rows of its snapshot, those up to `as_of` if there is one. Chunks and log segments whose times cannot satisfy the
 //! query's bounds on the time column are skipped; everything else is filtered by DataFusion, so pruning never changes an
 //! answer. Row counts are exact when all rows are in memory, so `count(*)` costs nothing; they are unknown when older rows
-//! have to be read. Older rows are read lazily, batch by batch, on the query's own threads.
+//! have to be read. Older rows are read lazily, batch by batch, on the query's own threads; where rows in memory have text as views,
+//! columns of theirs that are wanted get views, too, so that a table has one schema.
 
 use std::sync::Arc;
 
@@ -35,6 +36,7 @@ use futures::StreamExt;
 use crate::{
     live_table::{History, Older, TableSnapshot},
     ring::TimeRange,
+    views,
 };
 
 /// One table at one moment, for DataFusion.
@@ -47,7 +49,7 @@ pub(crate) struct SnapshotTable {
 
 impl SnapshotTable {
     fn time_column(&self) -> String {
-        self.table.schema().field(0).name().clone()
+        self.schema().field(0).name().clone()
     }
 }
 
@@ -66,7 +68,7 @@ fn happened(batch: &RecordBatch, as_of: Option<i64>) -> Result<RecordBatch> {
 #[async_trait]
 impl TableProvider for SnapshotTable {
     fn schema(&self) -> SchemaRef {
-        self.table.schema()
+        self.table.held_schema().clone()
     }
 
     fn table_type(&self) -> TableType {
@@ -93,12 +95,13 @@ impl TableProvider for SnapshotTable {
         let live: Arc<dyn ExecutionPlan> = DataSourceExec::from_data_source(source);
         let Some(history) = self.table.older_rows() else { return Ok(live) };
         let older = OlderRows {
-            schema: self.schema(),
+            schema: live.schema(),
+            columns: projection.cloned(),
             history: history.clone(),
             wanted: Older { topic: self.table.topic(), before: self.table.first_row(), times },
             as_of: self.as_of,
         };
-        let older = StreamingTableExec::try_new(self.schema(), vec![Arc::new(older)], projection, [], false, limit)?;
+        let older = StreamingTableExec::try_new(live.schema(), vec![Arc::new(older)], None, [], false, limit)?;
         UnionExec::try_new(vec![Arc::new(older), live])
     }
 
@@ -117,12 +120,23 @@ impl TableProvider for SnapshotTable {
 }
 
 /// Rows that left memory, as one partition.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct OlderRows {
     schema: SchemaRef,
+    /// Those of the table that are wanted; `None`: all.
+    columns: Option<Vec<usize>>,
     history: Arc<dyn History>,
     wanted: Older,
     as_of: Option<i64>,
+}
+
+impl OlderRows {
+    /// What is wanted of a batch, as rows in memory are held.
+    fn part(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let batch = happened(batch, self.as_of)?;
+        let batch = self.columns.as_ref().map_or(Ok(batch.clone()), |columns| batch.project(columns))?;
+        Ok(views::recast(batch, &self.schema)?)
+    }
 }
 
 impl PartitionStream for OlderRows {
@@ -131,11 +145,14 @@ impl PartitionStream for OlderRows {
     }
 
     fn execute(&self, _context: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let as_of = self.as_of;
-        let batches = futures::stream::iter(self.history.older(self.wanted)).then(move |batch| async move {
-            // A pause after each batch lets the query's abort take effect.
-            tokio::task::yield_now().await;
-            happened(&batch.map_err(|error| DataFusionError::External(Box::new(error)))?, as_of)
+        let rows = self.clone();
+        let batches = futures::stream::iter(self.history.older(self.wanted)).then(move |batch| {
+            let rows = rows.clone();
+            async move {
+                // A pause after each batch lets the query's abort take effect.
+                tokio::task::yield_now().await;
+                rows.part(&batch.map_err(|error| DataFusionError::External(Box::new(error)))?)
+            }
         });
         Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), batches))
     }

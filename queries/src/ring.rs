@@ -3,9 +3,9 @@
 //! Rows are numbered from 0 over the table's whole life. Invariant: the ring holds a suffix of the rows pushed, cut at a
 //! chunk's border; it holds at least the newest `rows_max` rows and less than `rows_max` plus one chunk.
 //! Small batches are joined into chunks of up to [`CHUNK_ROWS`] rows the way an LSM tree merges runs, up to [`FAN_IN`] of like
-//! size at once: a row is copied at most once for each power of [`FAN_IN`] between its batch and a chunk (it was once for each power
-//! of two, and copying was what the bus did most), and there are at most twice `rows_max / CHUNK_ROWS` chunks and [`FAN_IN`] for
-//! each power. Time: push is amortised O(rows · log CHUNK_ROWS); memory: the rows themselves.
+//! size at once: a row is copied at most once for each power of [`FAN_IN`] between its batch and a chunk, and there are at most twice
+//! `rows_max / CHUNK_ROWS` chunks and [`FAN_IN`] for each power. Text in views is copied together (see `views`), so that a chunk keeps
+//! no buffers of the batches it was joined from. Time: push is amortised O(rows · log CHUNK_ROWS); memory: the rows themselves.
 //! At the bound the oldest chunk leaves memory; the log still holds its rows (see [`crate::History`]).
 
 use std::{collections::VecDeque, sync::Arc};
@@ -15,6 +15,8 @@ use arrow::{
     compute::{concat_batches, max, min},
     datatypes::{DataType, TimeUnit, TimestampMicrosecondType},
 };
+
+use crate::views;
 
 /// Most rows that small batches are joined to.
 pub const CHUNK_ROWS: usize = 8192;
@@ -176,7 +178,7 @@ impl Ring {
             return false;
         };
         self.chunks.truncate(from);
-        self.chunks.push_back(Arc::new(Chunk { first_row, batch, times }));
+        self.chunks.push_back(Arc::new(Chunk { first_row, batch: views::compact(batch), times }));
         true
     }
 }

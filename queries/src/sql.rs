@@ -1,7 +1,7 @@
 //! Read-only SQL over one snapshot of all tables, with limits (SPEC E2).
 //!
 //! Invariants: a query sees one moment of all tables; nothing it does changes anything; its answer has at most `rows_max`
-//! rows; it uses at most `memory_bytes / concurrent_max` bytes of operator state, so it never fails because of another.
+//! rows and text that is no view, whatever the plan makes (see `views`); it uses at most `memory_bytes / concurrent_max` bytes of operator state, so it never fails because of another.
 //! Every query runs as its own task on the runtime given, which should serve nothing else (see [`query_runtime`]): an
 //! operator that computes for long then holds up neither HTTP nor this module's time limit. One that has much to look at moves to a
 //! second runtime once it is planned, if there is one ([`SqlEngine::with_heavy_on`]). A query that is past its time
@@ -29,7 +29,7 @@ use datafusion::{
         disk_manager::{DiskManagerBuilder, DiskManagerMode},
         runtime_env::RuntimeEnvBuilder,
     },
-    logical_expr::{Expr, ExprSchemable, LogicalPlan},
+    logical_expr::{DescribeTable, Expr, ExprSchemable, LogicalPlan},
     physical_plan::{ExecutionPlan, execute_stream},
 };
 use futures::StreamExt;
@@ -43,6 +43,7 @@ use crate::{
     places::{Leave, Place, PlacedPool, Places},
     postgres, sql_error,
     sql_error::{LimitOf, SqlError},
+    views,
 };
 
 pub use crate::places::WAITING_PER_SLOT;
@@ -276,7 +277,12 @@ impl Query {
             .map_err(|error| explain_unknown(self.classify(error), &named, moment))?;
         let questions_only = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         questions_only.verify_plan(&plan).map_err(|_| SqlError::ReadOnly)?;
-        Ok(plan)
+        Ok(match plan {
+            LogicalPlan::DescribeTable(DescribeTable { schema, output_schema }) => {
+                LogicalPlan::DescribeTable(DescribeTable { schema: views::plain_schema(&schema), output_schema })
+            }
+            other => other,
+        })
     }
 
     async fn describe(self, base: SessionState, moment: Moment) -> Result<Described, SqlError> {
@@ -285,7 +291,8 @@ impl Query {
         let types = parameter_types(&plan).map_err(|error| self.classify(error))?;
         let numbers = types.keys().filter_map(|name| name.strip_prefix('$')?.parse::<usize>().ok());
         let last = numbers.max().unwrap_or(0).min(PARAMETERS_MAX);
-        let parameters = (1..=last).map(|number| types.get(&format!("${number}")).cloned().flatten()).collect();
+        let parameters =
+            (1..=last).map(|number| types.get(&format!("${number}"))?.as_ref().map(views::plain_type)).collect();
         let plan = match self.parameters.is_empty() {
             true => plan,
             false => plan.with_param_values(self.parameters.clone()).map_err(|error| self.classify(error))?,
@@ -293,11 +300,11 @@ impl Query {
         // With all values there, this is the plan that an answer has. Else types are made to fit each other as far as they are known.
         if plan.get_parameter_names().map_err(|error| self.classify(error))?.is_empty() {
             let plan = state.create_physical_plan(&plan).await.map_err(|error| self.classify(error))?;
-            return Ok(Described { schema: plan.schema(), parameters });
+            return Ok(Described { schema: views::plain_schema(&plan.schema()), parameters });
         }
         let fitted = state.analyzer().execute_and_check(plan.clone(), state.config_options(), |_, _| {});
         let schema = fitted.as_ref().unwrap_or(&plan).schema().as_arrow().clone();
-        Ok(Described { schema: Arc::new(schema), parameters })
+        Ok(Described { schema: views::plain_schema(&Arc::new(schema)), parameters })
     }
 
     async fn answer(self, base: SessionState, moment: Moment) -> Result<QueryResult, SqlError> {
@@ -323,12 +330,12 @@ impl Query {
     /// The plan's rows, within the limits.
     async fn rows(&self, plan: Arc<dyn ExecutionPlan>, state: &SessionState) -> Result<QueryResult, SqlError> {
         let classify = |error| self.classify(error);
-        let schema = plan.schema();
+        let schema = views::plain_schema(&plan.schema());
         let mut stream = execute_stream(plan, state.task_ctx()).map_err(classify)?;
         let ((rows_max, rows_of), (bytes_max, bytes_of)) = (self.rows_max, self.memory);
         let (mut batches, mut rows, mut bytes) = (Vec::new(), 0, 0);
         while let Some(batch) = stream.next().await {
-            let batch = batch.map_err(classify)?;
+            let batch = views::plain(batch.map_err(classify)?).map_err(|error| classify(error.into()))?;
             rows += batch.num_rows();
             bytes += batch.get_array_memory_size();
             if rows > rows_max {

@@ -116,7 +116,8 @@ impl SqlError {
 pub(crate) fn classify(error: DataFusionError, (limit_bytes, of): (usize, LimitOf)) -> SqlError {
     let at = error.diagnostic().and_then(|diagnostic| diagnostic.span).map(|span| (span.start.line, span.start.column));
     let root = error.find_root();
-    let words = root.message().trim().to_string();
+    // Text has one name outside of the engine; see `views`.
+    let words = root.message().trim().replace("Utf8View", "Utf8");
     match root {
         DataFusionError::SQL(..) => SqlError::Parse(words),
         DataFusionError::SchemaError(schema, _) => match schema.as_ref() {

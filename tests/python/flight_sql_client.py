@@ -40,6 +40,7 @@ def answers_are_those_of_http() -> None:
     wanted = over_http(query)
     same(table.schema.names, wanted.schema.names, "columns")
     same(table.equals(wanted), True, "the table equals the HTTP answer")
+    same(table.schema.field("event").type, pa.string(), "type of text")
 
 
 def parameters_are_bound() -> None:

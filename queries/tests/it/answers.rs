@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use arrow::datatypes::{DataType, TimeUnit};
 use queries::{Caller, Question, ScalarValue, SqlAnswers, SqlEngine, SqlError, query_runtime};
 
-use crate::{fixtures::fixed_tables, sql::limits};
+use crate::{fixtures::sql_tables, sql::limits};
 
 fn with_engine<T>(test: impl AsyncFnOnce(&dyn SqlAnswers) -> T) -> T {
     let runtime = query_runtime(2).unwrap();
-    let engine = SqlEngine::new(limits(), fixed_tables(), runtime.handle().clone());
+    let engine = SqlEngine::new(limits(), sql_tables(), runtime.handle().clone());
     let answers: Arc<dyn SqlAnswers> = Arc::new(engine);
     runtime.block_on(test(answers.as_ref()))
 }

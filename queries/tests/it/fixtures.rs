@@ -50,7 +50,15 @@ pub fn fixed(topic: Topic) -> RecordBatch {
 
 /// Tables that hold the fixed rows of every topic.
 pub fn fixed_tables() -> Arc<LiveTables> {
-    let tables = LiveTables::new(10_000);
+    filled(LiveTables::new(10_000))
+}
+
+/// The same in tables that outside SQL is asked of.
+pub fn sql_tables() -> Arc<LiveTables> {
+    filled(LiveTables::for_sql(10_000))
+}
+
+fn filled(tables: LiveTables) -> Arc<LiveTables> {
     for topic in Topic::ALL {
         tables.append(topic, fixed(topic)).unwrap();
     }

@@ -72,8 +72,11 @@ impl History for Kept {
 const ROWS: u64 = 1000;
 const LIVE: usize = 300;
 
-fn engine(broken: bool) -> (SqlEngine, Arc<Inner>, tokio::runtime::Runtime) {
-    let tables = LiveTables::new(LIVE);
+/// Tables as they are in the server, and where outside SQL is asked of them.
+const FORMS: [fn(usize) -> LiveTables; 2] = [LiveTables::new, LiveTables::for_sql];
+
+fn engine(form: fn(usize) -> LiveTables, broken: bool) -> (SqlEngine, Arc<Inner>, tokio::runtime::Runtime) {
+    let tables = form(LIVE);
     let batches: Vec<_> = (0..ROWS).step_by(7).map(|row| (row, faults(row..(row + 7).min(ROWS)))).collect();
     for (_, batch) in &batches {
         tables.append(Topic::Faults, batch.clone()).unwrap();
@@ -89,21 +92,46 @@ fn engine(broken: bool) -> (SqlEngine, Arc<Inner>, tokio::runtime::Runtime) {
 /// Guarantees: each row answers exactly once, whichever side of the border it lies on, also in joins and aggregates.
 #[test]
 fn older_and_live_rows_answer_together() {
-    let (engine, kept, runtime) = engine(false);
-    let ask = |sql: &str| counts(&runtime.block_on(engine.query(sql)).unwrap().batches);
-    assert_eq!(ask("SELECT count FROM faults ORDER BY count"), (0..ROWS).collect::<Vec<_>>());
-    assert!(kept.read.load(Ordering::Relaxed) > 0);
-    assert_eq!(ask("SELECT CAST(count(*) AS BIGINT UNSIGNED) AS count FROM faults"), [ROWS]);
-    let joined = "SELECT a.count FROM faults a JOIN faults b ON a.count = b.count WHERE a.count % 100 = 0 ORDER BY 1";
-    assert_eq!(ask(joined), (0..ROWS).step_by(100).collect::<Vec<_>>());
-    assert_eq!(ask("SELECT count FROM faults ORDER BY at DESC LIMIT 3"), [999, 998, 997]);
+    for form in FORMS {
+        let (engine, kept, runtime) = engine(form, false);
+        let ask = |sql: &str| counts(&runtime.block_on(engine.query(sql)).unwrap().batches);
+        assert_eq!(ask("SELECT count FROM faults ORDER BY count"), (0..ROWS).collect::<Vec<_>>());
+        assert!(kept.read.load(Ordering::Relaxed) > 0);
+        assert_eq!(ask("SELECT CAST(count(*) AS BIGINT UNSIGNED) AS count FROM faults"), [ROWS]);
+        let joined =
+            "SELECT a.count FROM faults a JOIN faults b ON a.count = b.count WHERE a.count % 100 = 0 ORDER BY 1";
+        assert_eq!(ask(joined), (0..ROWS).step_by(100).collect::<Vec<_>>());
+        assert_eq!(ask("SELECT count FROM faults ORDER BY at DESC LIMIT 3"), [999, 998, 997]);
+    }
+}
+
+/// Scenario: questions over older and live rows that filter, group, join and order by text.
+/// Guarantees: each row answers exactly once, whichever side of the border it lies on; columns that are wanted come in any order.
+#[test]
+fn text_of_older_and_live_rows_is_one() {
+    for form in FORMS {
+        let (engine, kept, runtime) = engine(form, false);
+        let ask = |sql: &str| counts(&runtime.block_on(engine.query(sql)).unwrap().batches);
+        let listed =
+            "SELECT count FROM faults WHERE component || '-' || count IN ('bus-5', 'bus-995') AND detail = 'a row'";
+        assert_eq!(ask(&format!("{listed} ORDER BY count")), [5, 995]);
+        let groups =
+            "SELECT kind, CAST(count(*) AS BIGINT UNSIGNED) AS count FROM faults WHERE detail LIKE 'a%' GROUP BY kind";
+        assert_eq!(ask(groups), [ROWS]);
+        let joined = "SELECT b.kind, a.count FROM faults a JOIN faults b ON a.kind || a.count = b.kind || b.count \
+                      WHERE a.count % 100 = 0 ORDER BY a.detail, a.count";
+        assert_eq!(ask(joined), (0..ROWS).step_by(100).collect::<Vec<_>>());
+        assert_eq!(ask("SELECT detail, count, component FROM faults ORDER BY component, at DESC LIMIT 2"), [999, 998]);
+        assert_eq!(ask("SELECT count, detail FROM faults WHERE detail <> 'a row'"), [0u64; 0]);
+        assert!(kept.read.load(Ordering::Relaxed) > 0);
+    }
 }
 
 /// Scenario: questions bounded by time, in the forms people write them.
 /// Guarantees: the answer is that of the unbounded question, filtered; batches outside the bounds are not read.
 #[test]
 fn time_bounds_prune_and_do_not_change_answers() {
-    let (engine, kept, runtime) = engine(false);
+    let (engine, kept, runtime) = engine(LiveTables::for_sql, false);
     let second = |n: u64| format!("TIMESTAMP '1970-01-01T00:{:02}:{:02}Z'", n / 60, n % 60);
     let cases = [
         (format!("at >= {}", second(990)), 990..ROWS, 0),
@@ -129,7 +157,7 @@ fn time_bounds_prune_and_do_not_change_answers() {
 /// Guarantees: a question that needs them fails and says why; one that does not need them is answered.
 #[test]
 fn unreadable_history_fails_only_what_needs_it() {
-    let (engine, _, runtime) = engine(true);
+    let (engine, _, runtime) = engine(LiveTables::for_sql, true);
     match runtime.block_on(engine.query("SELECT sum(count) FROM faults")).unwrap_err() {
         SqlError::Execution(words) => assert!(words.contains("faults: disk on fire"), "{words}"),
         other => panic!("{other:?}"),

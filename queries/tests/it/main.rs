@@ -11,3 +11,4 @@ mod slt;
 mod snapshot;
 mod snapshot_store;
 mod sql;
+mod views;

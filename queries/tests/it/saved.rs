@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use queries::{
-    SqlEngine, SqlError, encode, query_runtime,
+    Caller, QueryResult, Question, SqlAnswers, SqlEngine, SqlError, encode, query_runtime,
     saved::{self, Values},
     snapshot::{StoredSnapshot, write_snapshot},
 };
 
 use crate::{
-    fixtures::fixed_tables,
+    fixtures::{fixed_tables, sql_tables},
     snapshot::{AS_OF, in_memory, order},
     sql::limits,
 };
@@ -30,16 +30,21 @@ fn values(query: &saved::SavedQuery) -> Values {
 }
 
 /// Scenario: every saved query over the fixed rows.
-/// Guarantees: each plans, runs within the guards and answers something; each names the tables it reads, and is opened by a
-/// question; four answers are word for word what the rows say.
+/// Guarantees: each plans, runs within the guards and answers something, of a snapshot as of live rows; each names the tables it reads,
+/// and is opened by a question; four answers are word for word what the rows say.
 #[test]
 fn every_saved_query_answers() {
     let (engine, runtime) = engine();
+    let live = SqlEngine::new(limits(), sql_tables(), runtime.handle().clone());
     for query in saved::all() {
         let statement = query.render(&values(query)).unwrap();
         let answer = runtime.block_on(engine.query(&statement));
         let answer = answer.unwrap_or_else(|error| panic!("queries/sql/{}.sql: {error}", query.name));
         assert!(answer.rows() > 0, "{}: no rows of the fixed ones answer it: {statement}", query.name);
+        let asked = Question { as_of: Some(AS_OF), ..Question::new(statement, Caller::new("tests")) };
+        let of_live = runtime.block_on(live.answer(asked)).unwrap();
+        let told = |answer: &QueryResult| encode::json(&answer.schema, &answer.batches).map(String::from_utf8).unwrap();
+        assert_eq!((told(&of_live), of_live.schema), (told(&answer), answer.schema), "{}", query.name);
         assert!(query.question.ends_with('?'), "{}: {:?} is no question", query.name, query.question);
         let calls = ["mrc(", "funnel(", "explain("].iter().any(|call| query.template.contains(call));
         for table in &query.tables {

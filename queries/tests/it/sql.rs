@@ -6,7 +6,7 @@ use queries::{
     Caller, LimitOf, LiveTables, Question, SqlAnswers, SqlEngine, SqlError, SqlLimits, Topic, query_runtime,
 };
 
-use crate::fixtures::{counts, faults, fixed_tables};
+use crate::fixtures::{counts, faults, sql_tables};
 
 /// Limits that no ordinary test reaches.
 pub fn limits() -> SqlLimits {
@@ -28,7 +28,7 @@ struct Fixture {
 impl Fixture {
     fn new(limits: SqlLimits) -> Fixture {
         let runtime = query_runtime(2).unwrap();
-        let tables = fixed_tables();
+        let tables = sql_tables();
         let engine = Arc::new(SqlEngine::new(limits, tables.clone(), runtime.handle().clone()));
         Fixture { engine, tables, runtime }
     }
@@ -277,7 +277,7 @@ fn what_does_not_stop_is_told() {
 #[test]
 fn heavy_queries_run_on_threads_of_their_own() {
     let (light, heavy) = (query_runtime(1).unwrap(), query_runtime(1).unwrap());
-    let engine = SqlEngine::new(limits(), fixed_tables(), light.handle().clone()).with_heavy_on(heavy.handle().clone());
+    let engine = SqlEngine::new(limits(), sql_tables(), light.handle().clone()).with_heavy_on(heavy.handle().clone());
     let engine = Arc::new(engine);
     let ask = |sql: &str| light.block_on(engine.query(sql));
     let much = "SELECT sum(value) FROM generate_series(1, 1000000)";

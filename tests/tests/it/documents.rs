@@ -69,7 +69,7 @@ async fn documented_queries_can_be_asked() {
         statement_bytes_max: 1 << 14,
         concurrent_max: 2,
     };
-    let engine = SqlEngine::new(limits, Arc::new(LiveTables::new(16)), tokio::runtime::Handle::current());
+    let engine = SqlEngine::new(limits, Arc::new(LiveTables::for_sql(16)), tokio::runtime::Handle::current());
     let (mut asked, mut wrong) = (0, Vec::new());
     for (path, text) in documents() {
         for statement in statements(&text) {

@@ -25,7 +25,7 @@ async fn door_with(change: impl FnOnce(&mut config::Server)) -> SocketAddr {
         statement_bytes_max: 16 << 10,
         concurrent_max: 2,
     };
-    let engine = SqlEngine::new(limits, Arc::new(LiveTables::new(100)), tokio::runtime::Handle::current());
+    let engine = SqlEngine::new(limits, Arc::new(LiveTables::for_sql(100)), tokio::runtime::Handle::current());
     let mut config = config::load(None, Overrides::default()).unwrap().server;
     config.pg_connections_max = 2;
     change(&mut config);
@@ -340,6 +340,21 @@ async fn columns_have_postgres_names() {
     let (_, described) = told.iter().find(|(kind, _)| *kind == b'T').unwrap();
     let at = |name: &str| described.match_indices(&format!("{name}\0")).count();
     assert_eq!((at("datname"), at("count"), at("?column?")), (2, 1, 1), "{described:?}");
+}
+
+/// Scenario: a statement over columns of text with parameters beside them is described, over tables that hold text as views.
+/// Guarantees: parameters and columns are `text`.
+#[tokio::test]
+async fn columns_of_text_are_text() {
+    let mut client = client(door().await).await;
+    let sql = "select tier, tenant || '!' as loud from requests where tier = $1 and tenant like $2";
+    client.write_all(&[parse("", sql), message(b"D", b"S\0"), sync()].concat()).await.unwrap();
+    let told = read(&mut client, b'Z').await;
+    let texts = |wanted: u8| {
+        let (_, body) = told.iter().find(|(kind, _)| *kind == wanted).unwrap();
+        body.matches("\0\0\0\u{19}").count()
+    };
+    assert_eq!((texts(b't'), texts(b'T')), (2, 2), "{told:?}");
 }
 
 /// Scenario: every column of every table. Guarantees: its type is the same in `pg_attribute` and where rows are described.

@@ -42,7 +42,7 @@ pub fn run(options: &QueryWorkerOptions) -> io::Result<()> {
     let niceness = i32::from(options.niceness);
     // Where it is not allowed, they take turns like others.
     let heavy = query_runtime_whose(options.threads, move || drop(slice::take_turns_of(slice::LONGEST, niceness)))?;
-    let tables = Arc::new(LiveTables::new(options.live_rows));
+    let tables = Arc::new(LiveTables::for_sql(options.live_rows));
     if let Some(folder) = &options.data_dir {
         tables.set_history(Arc::new(LogFollower::new(folder)));
     }

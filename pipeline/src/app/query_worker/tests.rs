@@ -77,7 +77,7 @@ struct Worker {
 impl Worker {
     async fn start(limits: SqlLimits) -> Worker {
         let queries = query_runtime(2).unwrap();
-        let tables = Arc::new(LiveTables::new(100_000));
+        let tables = Arc::new(LiveTables::for_sql(100_000));
         let engine = Arc::new(SqlEngine::new(limits, tables.clone(), queries.handle().clone()));
         let service = QueryService::new(engine.clone(), tables.clone());
         let (mut clients, mut connections) = (Vec::new(), Vec::new());
@@ -183,7 +183,7 @@ fn blocking_publish(bus: &Bus, numbers: std::ops::Range<u64>) {
 }
 
 /// Scenario: a question with parameters, one whose caller has narrower limits, one that is wrong, one that is described.
-/// Guarantees: answers and errors are those of the engine in this process.
+/// Guarantees: answers, their types and errors are those of an engine in this process over the server's own tables, where text is plain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_and_errors_are_the_engines_own() {
     let server = Server::start(64, 1000);
@@ -195,10 +195,16 @@ async fn answers_and_errors_are_the_engines_own() {
     let parameters = vec![ScalarValue::UInt64(Some(3)), ScalarValue::Utf8(Some("number".into()))];
     let above = "select count(*) as n from faults where \"count\" >= $1 and kind = $2";
     let above = Question { parameters, ..Question::new(above, Caller::new("local")) };
+    let local = worker.queries.as_ref().expect("a worker that lives").handle().clone();
+    let own_engine = SqlEngine::new(limits(), server.tables.clone(), local);
     let narrow = Question::new("select * from faults", Caller { rows_max: Some(2), ..Caller::new("acme") });
     let questions = [
         above.clone(),
         narrow,
+        Question::new("select * from faults where detail like 'd%' order by \"count\"", Caller::new("local")),
+        Question::new("select kind || 'x' as k, array_agg(detail) as d from faults group by 1", Caller::new("local")),
+        Question::new("describe faults", Caller::new("local")),
+        Question::new("select * from information_schema.columns where table_name = 'faults'", Caller::new("local")),
         Question::new("select 'a' as a where false", Caller::new("local")),
         Question::new("selec", Caller::new("local")),
         Question::new("delete from faults", Caller::new("local")),
@@ -207,11 +213,11 @@ async fn answers_and_errors_are_the_engines_own() {
         Question::new("select 1 / (\"count\" - \"count\") from faults", Caller::new("local")),
     ];
     for question in questions {
-        let (theirs, own) = (answers.answer(question.clone()).await, worker.engine.answer(question).await);
+        let (theirs, own) = (answers.answer(question.clone()).await, own_engine.answer(question).await);
         let told = |answer: Result<QueryResult, SqlError>| answer.map(|answer| (answer.schema.clone(), json(&answer)));
         assert_eq!(told(theirs), told(own));
     }
-    let (theirs, own) = (answers.describe(above.clone()).await.unwrap(), worker.engine.describe(above).await.unwrap());
+    let (theirs, own) = (answers.describe(above.clone()).await.unwrap(), own_engine.describe(above).await.unwrap());
     assert_eq!((theirs.schema, theirs.parameters), (own.schema, own.parameters));
 }
 

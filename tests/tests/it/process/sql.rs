@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use arrow::ipc::reader::StreamReader;
+use queries::Topic;
 use serde_json::{Value, json};
 use tests::server::{PATIENCE, Server, client};
 use tokio::time::Instant;
@@ -253,4 +255,26 @@ async fn limits_of_a_key_name_their_field() {
     };
     let (status, body) = tokio::time::timeout(PATIENCE, long).await.expect("one of two at once is refused");
     assert!(status == 429 && body.contains("caller_busy"), "{body}");
+}
+
+/// Scenario: rows of a running server, and text that functions make of them, as Arrow over HTTP.
+/// Guarantees: columns have the table's own types, text is no view, though the process for SQL holds views.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn arrow_answers_have_the_tables_types() {
+    let Some(server) = Server::start("").await else { return };
+    assert_eq!(server.post("/v1/completions", &completion("hello", 3)).await.status(), 200);
+    server.until("select event from requests where event = 'finished'", |rows| rows.len() == 1).await;
+    let types = async |query: &str| {
+        let request = client().post(format!("{}/sql", server.url)).json(&json!({"query": query}));
+        let answer = request.header("accept", "application/vnd.apache.arrow.stream").send().await.unwrap();
+        let bytes = answer.error_for_status().unwrap().bytes().await.unwrap();
+        let batches: Vec<_> = StreamReader::try_new(bytes.as_ref(), None).unwrap().map(Result::unwrap).collect();
+        assert!(!batches.is_empty(), "{query}");
+        batches[0].schema().fields().iter().map(|field| field.data_type().clone()).collect::<Vec<_>>()
+    };
+    let own = |topic: Topic| topic.schema().fields().iter().map(|field| field.data_type().clone()).collect::<Vec<_>>();
+    assert_eq!(types("select * from requests where event like 'f%'").await, own(Topic::Requests));
+    assert_eq!(types("select * from decisions").await, own(Topic::Decisions));
+    let made = types("select upper(tier), array_agg(tenant), seq::varchar from requests group by 1, 3").await;
+    assert!(!format!("{made:?}").contains("View"), "{made:?}");
 }
