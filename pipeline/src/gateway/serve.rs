@@ -51,7 +51,7 @@ pub struct Case {
     predicted_hit_tokens: u32,
     turns: u32,
     /// What was read for the decision under way.
-    pub(super) readings: Vec<Box<PolicyInputRow>>,
+    pub(super) readings: Vec<PolicyInputRow>,
 }
 
 impl Case {
@@ -102,7 +102,7 @@ impl Case {
             reading.request_id = row.request_id.clone();
             reading.model = Some(row.model.clone());
             reading.settings = gateway.dispatcher.settings().clone();
-            gateway.deps.events.policy_input(reading).await;
+            gateway.deps.events.policy_input(Box::new(reading)).await;
         }
         gateway.deps.events.decision(row).await;
     }
@@ -132,7 +132,7 @@ impl Case {
     /// A sequence was moved: a decision that names the instance it left.
     pub async fn moved(&mut self, gateway: &Gateway, (placement, reading): (&Placement, &PlaceReading), because: &str) {
         let because = format!("moved, since {because}");
-        self.readings.push(Box::new(reading.row(LeaseFate::Reserved, &because)));
+        self.readings.push(reading.row(LeaseFate::Reserved, &because));
         self.decided(gateway, Outcome::Admit { placement, because }).await;
         self.recorder.dispatched(placement).await;
     }
@@ -334,7 +334,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     let verdict = decide_by(&reading, &pressure, model.name(), &model.policy);
     demand.tier = verdict.classified.tier;
     demand.variants = verdict.variants.clone().into();
-    case.readings.push(Box::new(reading.row()));
+    case.readings.push(reading.row());
     case.prompt_tokens = demand.prompt_tokens;
     case.max_tokens = demand.max_tokens;
     case.predicted_hit_tokens = verdict.predicted_hit_tokens.unwrap_or(0);
@@ -419,11 +419,11 @@ pub(super) async fn seat(gateway: &Arc<Gateway>, case: &mut Case, arrived: &mut 
     if may_go {
         match gateway.dispatcher.place(demand, &[]) {
             Ok(grant) => {
-                case.readings.push(Box::new(grant.reading.row(LeaseFate::Reserved, "")));
+                case.readings.push(grant.reading.row(LeaseFate::Reserved, ""));
                 case.decided(gateway, Outcome::Admit { placement: &grant.placement, because: String::new() }).await;
                 return Ok(grant);
             }
-            Err(no_place) => case.readings.push(Box::new(no_place.reading.row(no_place.fate, ""))),
+            Err(no_place) => case.readings.push(no_place.reading.row(no_place.fate, "")),
         }
     }
     wait(gateway, case, demand, verdict.candidates()).await
@@ -455,7 +455,7 @@ async fn wait(
     let because = format!("waited {} ms", waited_us / 1000);
     match waited {
         Waited::Granted(grant) => {
-            case.readings.push(Box::new(grant.reading.row(LeaseFate::Reserved, &because)));
+            case.readings.push(grant.reading.row(LeaseFate::Reserved, &because));
             case.decided(gateway, Outcome::Admit { placement: &grant.placement, because }).await;
             Ok(grant)
         }
@@ -463,7 +463,7 @@ async fn wait(
             Err(case.overloaded(gateway, (RejectReason::PredictedMiss, retry_after), candidates).await)
         }
         Waited::TooLong => {
-            case.readings.push(Box::new(wait_over_row(now, because)));
+            case.readings.push(wait_over_row(now, because));
             Err(case.overloaded(gateway, decision::WAITED_TOO_LONG, candidates).await)
         }
     }
