@@ -29,6 +29,7 @@ use crate::{
 };
 
 /// A row on its way: taken already, or still waiting for room.
+#[must_use = "a row that waits is not taken before this is awaited"]
 pub enum Sent<'a> {
     Taken,
     Waits(BoxFuture<'a, ()>),
