@@ -335,16 +335,25 @@ impl Query {
         let ((rows_max, rows_of), (bytes_max, bytes_of)) = (self.rows_max, self.memory);
         let (mut batches, mut rows, mut bytes) = (Vec::new(), 0, 0);
         while let Some(batch) = stream.next().await {
-            let batch = views::plain(batch.map_err(classify)?).map_err(|error| classify(error.into()))?;
+            let batch = batch.map_err(classify)?;
             rows += batch.num_rows();
-            bytes += batch.get_array_memory_size();
             if rows > rows_max {
                 return Err(SqlError::TooManyRows { limit: rows_max, of: rows_of });
             }
+            let too_large = |bytes: usize| {
+                let detail = format!("the answer alone has {bytes} bytes after {rows} rows");
+                SqlError::OutOfMemory { limit_bytes: bytes_max, of: bytes_of, detail }
+            };
+            // Rows may share a long text until it is written out.
+            let text_bytes = views::text_bytes(&batch);
+            if text_bytes > bytes_max {
+                return Err(too_large(text_bytes));
+            }
+            let batch = views::plain(batch).map_err(|error| classify(error.into()))?;
+            bytes += batch.get_array_memory_size();
             // Slices of table chunks count whole chunks, so this bound is on the answer's own size in rows as well.
             if bytes > bytes_max && rows > 0 && own_bytes(&batches, &batch) > bytes_max {
-                let detail = format!("the answer alone has {bytes} bytes after {rows} rows");
-                return Err(SqlError::OutOfMemory { limit_bytes: bytes_max, of: bytes_of, detail });
+                return Err(too_large(bytes));
             }
             if batch.num_rows() > 0 {
                 batches.push(batch);

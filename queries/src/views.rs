@@ -72,6 +72,12 @@ pub(crate) fn plain(batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
     recast(batch, &schema)
 }
 
+/// Bytes that [`plain`] would write for the batch's columns of views, which may share text.
+pub(crate) fn text_bytes(batch: &RecordBatch) -> usize {
+    let views = batch.columns().iter().filter_map(|column| column.as_string_view_opt());
+    views.flat_map(|views| views.lengths()).map(|length| length as usize).sum()
+}
+
 /// The batch with the types of `schema`, which differ from its own by views. Views may point into the batch's own text.
 pub(crate) fn recast(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     if Arc::ptr_eq(batch.schema_ref(), schema) {

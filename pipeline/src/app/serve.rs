@@ -401,16 +401,12 @@ async fn publish_views(config: Arc<Config>, bus: Bus, views: Arc<Views>) {
 /// What the funnel and the diagnosis told since the last period.
 async fn publish_funnel(bus: &Bus, flow: &FlowViews, now: Micros) {
     let news = flow.take_funnel();
-    match funnel_rows(&news, flow) {
-        Ok(rows) => {
-            for batch in rows.cases {
-                let _ = bus.publish_batch(Topic::Funnel, batch).await;
-            }
-            publish_all(bus, rows.windows).await;
-            publish_all(bus, rows.diagnoses).await;
-        }
-        Err(error) => tracing::error!(%error, lost = news.cases.len(), "rows of the funnel dropped"),
+    let rows = funnel_rows(&news, flow);
+    for batch in rows.cases {
+        let _ = bus.publish_batch(Topic::Funnel, batch).await;
     }
+    publish_all(bus, rows.windows).await;
+    publish_all(bus, rows.diagnoses).await;
     if news.dropped > 0 {
         let detail = "more requests ended in a period than the funnel keeps; its sums have them all".into();
         let (component, kind) = ("dataflow".into(), "funnel_rows_dropped".into());

@@ -193,7 +193,7 @@ pub fn spans(story: &Story) -> Vec<SpanData> {
     whole.events.events = events(story);
     if let Some(error) = &last.error {
         whole.attributes.push(KeyValue::new("error.type", error.split(':').next().unwrap_or(error).to_string()));
-        whole.status = Status::error(error.to_string());
+        whole.status = Status::error(error.clone());
     }
     let mut all = vec![whole];
     all.extend(steps(story, last).into_iter().map(|(step, times, attributes)| {
@@ -278,9 +278,9 @@ fn decision_attributes(row: &DecisionRow) -> Vec<KeyValue> {
     let mut attributes = vec![
         KeyValue::new("evenkeel.decision_id", row.decision_id.to_string()),
         KeyValue::new("evenkeel.tier", row.tier.to_string()),
-        KeyValue::new("evenkeel.tier_reason", row.tier_reason.to_string()),
+        KeyValue::new("evenkeel.tier_reason", row.tier_reason.clone()),
         KeyValue::new("evenkeel.outcome", row.outcome.to_string()),
-        KeyValue::new("evenkeel.reason", row.reason.to_string()),
+        KeyValue::new("evenkeel.reason", row.reason.clone()),
         KeyValue::new("evenkeel.throttle_step", row.throttle_step.to_string()),
         KeyValue::new("evenkeel.view_mode", row.view_mode.to_string()),
     ];
@@ -298,7 +298,7 @@ fn route_attributes(row: &DecisionRow) -> Vec<KeyValue> {
     let mut attributes = vec![
         KeyValue::new("evenkeel.decision_id", row.decision_id.to_string()),
         KeyValue::new("evenkeel.route_policy", row.route_policy.to_string()),
-        KeyValue::new("evenkeel.reason", row.reason.to_string()),
+        KeyValue::new("evenkeel.reason", row.reason.clone()),
         KeyValue::new("evenkeel.predicted_hit_tokens", i64::from(row.predicted_hit_tokens)),
     ];
     if let Some(instance) = row.instance {
@@ -335,7 +335,7 @@ mod tests {
     }
 
     fn decided(outcome: &str, at: Micros) -> DecisionRow {
-        DecisionRow { at, outcome: outcome.into(), reason: format!("{outcome} because").into(), ..decision(Vec::new()) }
+        DecisionRow { at, outcome: outcome.into(), reason: format!("{outcome} because"), ..decision(Vec::new()) }
     }
 
     fn story(rows: Vec<RequestRow>, decisions: Vec<DecisionRow>) -> Story {

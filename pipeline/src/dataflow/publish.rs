@@ -2,7 +2,7 @@
 //!
 //! Cost: O(live atoms + instances + groups) per period. Nothing is published while nothing is live.
 
-use arrow::{array::RecordBatch, error::ArrowError};
+use arrow::array::RecordBatch;
 use operators::{CacheReport, DistributionRow, LoadTotal, Quantiles, SessionRow};
 
 use super::{
@@ -41,17 +41,13 @@ pub struct FunnelRows {
 }
 
 /// What the funnel and the diagnosis told, as rows.
-///
-/// # Errors
-/// The columns are not those of the topic.
-pub fn funnel_rows(news: &FunnelNews, flow: &FlowViews) -> Result<FunnelRows, ArrowError> {
+pub fn funnel_rows(news: &FunnelNews, flow: &FlowViews) -> FunnelRows {
     let (names, epochs) = (flow.names(), flow.epochs());
-    let cases: Result<Vec<_>, _> = news.cases.chunks(CASES_OF_BATCH).map(|cases| case_batch(cases, names)).collect();
-    Ok(FunnelRows {
-        cases: cases?,
+    FunnelRows {
+        cases: news.cases.chunks(CASES_OF_BATCH).map(|cases| case_batch(cases, names)).collect(),
         windows: news.windows.iter().flat_map(|row| window_rows(row, names, epochs)).collect(),
         diagnoses: news.diagnoses.iter().map(|row| diagnosis_row(row, names, epochs)).collect(),
-    })
+    }
 }
 
 /// The state as rows. `leased`: tokens leased per instance, from the gateway. `epoch_us`: length of an epoch.

@@ -34,7 +34,7 @@ pub struct Inputs<'a> {
 }
 
 /// A new id for a decision or a request: `prefix` and a UUID of version 7, so that ids sort by time; within a millisecond by the bits
-/// that follow (RFC 9562, section 6.2, method 3). Costs no system call, as `Uuid::now_v7` does.
+/// that follow (RFC 9562, section 6.2, method 3). `Uuid::now_v7` would ask the system for random bytes each time.
 pub fn new_id(prefix: &str) -> Name {
     let now = UNIX_EPOCH.elapsed().unwrap_or_default();
     let part = u64::from(now.subsec_nanos() % 1_000_000) * 4096 / 1_000_000;
@@ -64,9 +64,9 @@ pub fn row(at: Micros, decision_id: Name, inputs: &Inputs<'_>, outcome: Outcome<
         model: inputs.model.clone(),
         tenant: inputs.tenant.clone(),
         tier: inputs.classified.map_or_else(none, |classified| Name::new_static(classified.tier.name())),
-        tier_reason: inputs.classified.map_or_else(none, |classified| classified.reason.as_str().into()),
+        tier_reason: inputs.classified.map_or_else(|| none().into(), |classified| classified.reason.clone()),
         outcome: Name::new_static(name),
-        reason: reason.into(),
+        reason,
         throttle_step: inputs.pressure.map_or_else(none, |pressure| Name::new_static(pressure.throttle.step.name())),
         route_policy: placement.map_or_else(none, |placement| Name::new_static(placement.policy.name())),
         instance: placement.map(|placement| placement.instance.0),

@@ -412,7 +412,7 @@ impl Dispatcher {
         let mut queue = group.queue();
         let waiting = Waiting {
             tier: demand.tier,
-            tenant: Arc::from(demand.tenant.as_str()),
+            tenant: demand.tenant.clone(),
             size: demand.size(),
             since: self.deps.clock.now(),
             starts: demand.starts,

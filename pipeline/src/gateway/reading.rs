@@ -358,7 +358,7 @@ pub fn wait_over_row(now: Micros, because: String) -> PolicyInputRow {
         at: now,
         reading: Name::new_static("wait_over"),
         view_mode: Name::new_static(ViewMode::Off.name()),
-        because: Some(because.into()),
+        because: Some(because),
         ..PolicyInputRow::default()
     }
 }

@@ -320,7 +320,7 @@ impl Recorder {
         let mut row = self.row(event);
         row.total_us = Some(row.at - self.arrived);
         row.finish_reason = finish_reason.map(Name::new_static);
-        row.error = error.map(Name::from);
+        row.error = error;
         log(&row);
         row
     }

@@ -17,7 +17,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
@@ -27,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use self::lane::Lane;
 use crate::{
     config::{ConfigError, require},
-    ids::{Micros, micros},
+    ids::{Micros, Name, micros},
     policy::{ThrottleStep, Tier},
 };
 
@@ -123,7 +122,7 @@ pub struct EntrySize {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting<T> {
     pub tier: Tier,
-    pub tenant: Arc<str>,
+    pub tenant: Name,
     pub size: EntrySize,
     /// Arrival; not before the arrival of what was pushed earlier.
     pub since: Micros,

@@ -102,7 +102,7 @@ impl Rebuilder {
                 expected: "a placement".into(),
                 got: format!("{rejection:?}"),
             })?;
-            let because = row.because.as_deref().unwrap_or_default().to_string();
+            let because = row.because.clone().unwrap_or_default();
             return Ok(Decided::Admit { placement, because });
         }
         if let Some(retry_after) = waited {

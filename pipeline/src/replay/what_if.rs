@@ -37,8 +37,8 @@ pub struct WhatIfRow {
     pub other_tier: Name,
     pub recorded_outcome: Name,
     pub other_outcome: Name,
-    pub recorded_reason: Name,
-    pub other_reason: Name,
+    pub recorded_reason: String,
+    pub other_reason: String,
     pub recorded_throttle_step: Name,
     pub other_throttle_step: Name,
     pub recorded_instance: Option<u32>,
@@ -151,7 +151,7 @@ struct Choice {
     tier: Name,
     throttle_step: Name,
     outcome: &'static str,
-    reason: Name,
+    reason: String,
     placement: Option<Placement>,
 }
 
@@ -172,7 +172,7 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
             tier: made.decision.tier.clone(),
             throttle_step: made.decision.throttle_step.clone(),
             outcome: if placed.is_some() { "admit" } else { "queue" },
-            reason: placed.as_ref().map_or_else(Name::default, |placed| placed.reason.as_str().into()),
+            reason: placed.as_ref().map_or_else(String::new, |placed| placed.reason.clone()),
             placement: placed,
         });
     };
@@ -184,8 +184,8 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
     let pressure = Pressure { view: arrival.view.clone(), before, throttle: after, saturation, backlog };
     let verdict = decide_by(&arrival, &pressure, model, policy);
     let (outcome, reason, placement) = match verdict.admission {
-        Admission::Reject { reason, .. } => ("reject", Name::new_static(reason.name()), None),
-        Admission::Queue { .. } => ("queue", Name::default(), None),
+        Admission::Reject { reason, .. } => ("reject", reason.name().to_string(), None),
+        Admission::Queue { .. } => ("queue", String::new(), None),
         Admission::Admit { .. } => {
             // A lease that others took between the reading and the reservation was gone for any policy.
             let is_lost = made.inputs.iter().any(|row| row.lease.as_deref() == Some(LeaseFate::Lost.name()));
@@ -194,7 +194,7 @@ fn decide(made: &Made, under: &Under, apart: &mut Option<ThrottleState>) -> Opti
                 Some(_) => place(),
                 None => verdict.preview.ok(),
             };
-            let reason = placed.as_ref().map_or_else(Name::default, |placed| placed.reason.as_str().into());
+            let reason = placed.as_ref().map_or_else(String::new, |placed| placed.reason.clone());
             (if placed.is_some() { "admit" } else { "queue" }, reason, placed)
         }
     };

@@ -11,7 +11,7 @@ use arrow::{
 };
 use bytes::Bytes;
 use proptest::prelude::*;
-use queries::{Caller, LiveTables, Question, ScalarValue, SqlAnswers, SqlEngine, Topic, query_runtime};
+use queries::{Caller, LiveTables, Question, ScalarValue, SqlAnswers, SqlEngine, SqlError, Topic, query_runtime};
 
 use crate::{
     fixtures::{faults, fixed, fixed_tables, sql_tables},
@@ -225,4 +225,20 @@ fn mistakes_are_told_in_the_same_words() {
         let [plain, views] = [plain, views].map(|told| told.map_err(|error| error.to_string()));
         assert_eq!(plain, views, "{sql}");
     }
+}
+
+/// Scenario: an answer of many rows that share one long text, gigabytes if each had its own.
+/// Guarantees: it is refused as too large, before it is written out.
+#[test]
+fn text_that_rows_share_is_bounded() {
+    let runtime = query_runtime(2).unwrap();
+    let tables = LiveTables::for_sql(100);
+    tables.append(Topic::Requests, failures(&[Some("x".repeat(400_000))])).unwrap();
+    let engine = SqlEngine::new(limits(), Arc::new(tables), runtime.handle().clone());
+    let sql = "select r.error from (select error, 0 as k from requests) r \
+               join (select value % 1 as k from generate_series(1, 8000)) g on r.k = g.k";
+    let error = runtime.block_on(engine.query(sql)).unwrap_err();
+    assert!(matches!(&error, SqlError::OutOfMemory { detail, .. } if detail.contains("bytes after")), "{error:?}");
+    let shown = runtime.block_on(engine.query(&format!("select length(error) as n from ({sql}) limit 3"))).unwrap();
+    assert_eq!(shown.rows(), 3);
 }

@@ -233,7 +233,7 @@ fn request(error: Option<String>) -> RequestRow {
         gap_us: None,
         total_us: Some(i64::MAX),
         finish_reason: None,
-        error: error.map(Into::into),
+        error,
         variant: None,
         block_tokens: Some(16),
         prompt_blocks: Some(vec![vec![1, u64::MAX], vec![]]),

@@ -8,13 +8,10 @@
 //! Time: O(log n) each. State: the waiting entries, and the tag of at most [`IDLE_MAX`] tenants that took more than their
 //! share and have nothing waiting; at the bound the one that took least is forgiven.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeSet, HashMap};
 
 use super::Ticket;
-use crate::ids::Micros;
+use crate::ids::{Micros, Name};
 
 /// Tenants without anything waiting whose tag is remembered.
 pub const IDLE_MAX: usize = 4096;
@@ -37,11 +34,11 @@ pub(super) struct Lane {
     pub pace: u128,
     /// Lowest tag that waited, as of the last service.
     floor: u128,
-    tenants: HashMap<Arc<str>, Tenant>,
+    tenants: HashMap<Name, Tenant>,
     /// Tenants with something waiting, by tag.
-    order: BTreeSet<(u128, Arc<str>)>,
+    order: BTreeSet<(u128, Name)>,
     /// Tenants with nothing waiting and a tag above `floor`.
-    idle: BTreeSet<(u128, Arc<str>)>,
+    idle: BTreeSet<(u128, Name)>,
 }
 
 impl Lane {
@@ -54,7 +51,7 @@ impl Lane {
         self.order.is_empty()
     }
 
-    pub fn insert(&mut self, tenant: &Arc<str>, slack: Slack) {
+    pub fn insert(&mut self, tenant: &Name, slack: Slack) {
         let floor = self.floor;
         let known = self.tenants.entry(tenant.clone()).or_default();
         if known.waiting.is_empty() {
@@ -65,7 +62,7 @@ impl Lane {
         known.waiting.insert(slack);
     }
 
-    pub fn remove(&mut self, tenant: &Arc<str>, slack: Slack) {
+    pub fn remove(&mut self, tenant: &Name, slack: Slack) {
         let known = self.tenants.get_mut(tenant).expect("invariant: who waits is known");
         let was_there = known.waiting.remove(&slack);
         debug_assert!(was_there, "an entry is where its slack says");
@@ -77,7 +74,7 @@ impl Lane {
     }
 
     /// The tenant is served this much; call before the entry is taken out.
-    pub fn charge(&mut self, tenant: &Arc<str>, tokens: u64) {
+    pub fn charge(&mut self, tenant: &Name, tokens: u64) {
         self.floor = self.floor.max(self.order.first().map_or(0, |(tag, _)| *tag));
         let floor = self.floor;
         let known = self.tenants.entry(tenant.clone()).or_default();
