@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use arrow::{
-    array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringViewArray},
+    array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, StringViewArray},
     compute::{cast, concat_batches},
     datatypes::{DataType, Field, FieldRef, Schema, SchemaRef},
     error::ArrowError,
@@ -72,10 +72,17 @@ pub(crate) fn plain(batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
     recast(batch, &schema)
 }
 
-/// Bytes that [`plain`] would write for the batch's columns of views, which may share text.
+/// Bytes of text that [`plain`] would write for the batch's views, which may share it.
 pub(crate) fn text_bytes(batch: &RecordBatch) -> usize {
-    let views = batch.columns().iter().filter_map(|column| column.as_string_view_opt());
-    views.flat_map(|views| views.lengths()).map(|length| length as usize).sum()
+    fn of(data: &ArrayData) -> usize {
+        let own = match data.data_type() {
+            DataType::Utf8View => StringViewArray::from(data.clone()).lengths().map(|length| length as usize).sum(),
+            _ => 0,
+        };
+        data.child_data().iter().map(of).fold(own, usize::saturating_add)
+    }
+    let viewed = batch.columns().iter().filter(|column| has_views(column.data_type()));
+    viewed.map(|column| of(&column.to_data())).fold(0, usize::saturating_add)
 }
 
 /// The batch with the types of `schema`, which differ from its own by views. Views may point into the batch's own text.
