@@ -27,7 +27,7 @@ pub use buckets::BucketRow;
 
 pub use funnel::{DiagnosisRow, FunnelRow, FunnelWindowRow};
 pub use replay::{
-    EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow,
+    CachedRow, EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow,
     ServiceInputRow, SettingsRow, ShadowDecisionRow,
 };
 pub use slo::{SloReliabilityRow, SloRow};

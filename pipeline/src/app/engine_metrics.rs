@@ -127,6 +127,7 @@ mod tests {
             fetch: FetchTimes::default(),
             bucket: None,
             prompts: Vec::new(),
+            cached_blocks: None,
             engine: (instance != 1).then(|| EngineView { running: 2, ..EngineView::default() }),
         };
         let views: Vec<_> = (0..ENGINES_SHOWN as u32 + 3).map(view).collect();

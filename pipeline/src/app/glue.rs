@@ -10,13 +10,15 @@ use async_trait::async_trait;
 use super::plan_book::PlanBook;
 use crate::{
     bus::{Bus, Origin, PublishError},
-    dataflow::{FlowViews, ForecastRequest, Predicted, current_view, read_forecast, read_prefixes, view_mode},
+    dataflow::{
+        FlowViews, ForecastRequest, Predicted, cached_blocks, current_view, read_forecast, read_prefixes, view_mode,
+    },
     gateway::{
         deps::{Clock, EventSink, Sent, ViewSource},
         instances::{InstanceDirectory, InstanceEntry},
     },
     ids::{InstanceId, Micros},
-    policy::{ClusterView, PrefixReading},
+    policy::{ClusterView, InstanceView, PrefixReading},
     rows::{
         DecisionRow, FaultRow, InstanceRow, PolicyInputRow, RequestRow, Row, SettingsRow, SloReliabilityRow, SloRow,
     },
@@ -118,12 +120,17 @@ impl ViewSource for Views {
         let state = self.flow.as_ref().map(|flow| flow.load());
         let mode = view_mode(state.as_deref(), now, self.stale_after_us);
         // Figures of an earlier incarnation say nothing of this one.
-        let figures = |entry: &InstanceEntry| {
-            let (state, found) = state.as_ref().and_then(|state| Some((state, state.instances.get(&entry.id.0)?)))?;
-            (found.step.epoch == entry.epoch.0).then(|| current_view(state, *found, (now, self.silent_after_us)))
+        let seen = |entry: &InstanceEntry| {
+            let state = state.as_ref()?;
+            let found = state.instances.get(&entry.id.0).filter(|found| found.step.epoch == entry.epoch.0)?;
+            Some((current_view(state, *found, (now, self.silent_after_us)), cached_blocks(state, entry.id)))
         };
         let seat = |entry: &InstanceEntry| self.plans.seat(entry.id, entry.leases.borrowed());
-        let instances = entries.iter().map(|entry| entry.view(figures(entry), seat(entry))).collect();
+        let view = |entry: &Arc<InstanceEntry>| {
+            let (engine, cached_blocks) = seen(entry).unzip();
+            InstanceView { cached_blocks, ..entry.view(engine, seat(entry)) }
+        };
+        let instances = entries.iter().map(view).collect();
         let least_loaded = self.directory.least_loaded();
         ClusterView { mode, as_of: state.and_then(|state| state.as_of), instances, least_loaded }
     }

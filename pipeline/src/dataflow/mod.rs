@@ -51,7 +51,7 @@ pub use forecast::{ForecastRequest, Predicted, read_forecast};
 pub use kv_feed::level_number;
 pub use publish::{FunnelRows, ViewRows, cache_row, funnel_rows, view_rows};
 pub use publish_predictors::{PredictorRows, PredictorSpan, predictor_rows, service_rows};
-pub use read::{current_view, read_prefixes, view_mode};
+pub use read::{cached_blocks, current_view, read_prefixes, view_mode};
 pub use refused::{OFF_TIME_US, RefusedRows};
 pub use threads::take_rows;
 pub use views::{CacheSays, FlowViews, FunnelNews, ViewState};

@@ -8,10 +8,11 @@ use operators::{CacheReport, DistributionRow, LoadTotal, Quantiles, SessionRow};
 use super::{
     feed::{Names, tier_name},
     funnel_rows::{case_batch, diagnosis_row, window_rows},
+    read::cached_blocks,
     views::{CacheSays, FlowViews, FunnelNews, ViewState},
 };
 use crate::{
-    ids::Micros,
+    ids::{InstanceId, Micros},
     rows::{
         AtomLoadRow, CacheViewRow, DiagnosisRow, FunnelWindowRow, InstanceLoadRow, LoadTotalsRow,
         RequestDistributionRow, SessionActivityRow,
@@ -167,7 +168,7 @@ fn instance_rows(state: &ViewState, leased: &[(u32, u64)], as_of: Micros) -> Vec
                 leased_tokens: leased.iter().find(|(id, _)| *id == instance).map_or(0, |(_, tokens)| *tokens),
                 context_tokens: live,
                 queued_prefill_tokens: row.step.queued_prefill_tokens,
-                cached_blocks: state.cached_blocks.get(&instance).map_or(0, |blocks| (*blocks).max(0) as u64),
+                cached_blocks: cached_blocks(state, InstanceId(instance)),
                 blocks_used: row.step.blocks_used,
                 blocks_total: row.step.blocks_total,
                 prefill_tokens_per_second: row.prefill_tokens_per_s.map(|rate| rate as f64),

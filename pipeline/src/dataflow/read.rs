@@ -65,6 +65,11 @@ pub fn current_view(views: &ViewState, state: EngineState, (now, silent_after_us
     }
 }
 
+/// Blocks of the cache index on an instance that has reported.
+pub fn cached_blocks(views: &ViewState, instance: InstanceId) -> u64 {
+    views.cached_blocks.get(&instance.0).map_or(0, |blocks| (*blocks).max(0) as u64)
+}
+
 /// What policies see of an instance's figures as they were reported; `views` are those they are from.
 fn engine_view(views: &ViewState, state: EngineState) -> EngineView {
     let step = state.step;

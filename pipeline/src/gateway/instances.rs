@@ -186,6 +186,7 @@ impl InstanceEntry {
             fetch: self.fetch,
             bucket,
             prompts: self.leases.claims.prompts(),
+            cached_blocks: None,
             engine,
         }
     }

@@ -17,7 +17,7 @@ use crate::{
         PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk,
         ThrottleState, ThrottleStep, Tier, ViewMode, lot_of,
     },
-    rows::{HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow, ServiceInputRow},
+    rows::{CachedRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow, ServiceInputRow},
 };
 
 /// Hashes of one row.
@@ -388,6 +388,7 @@ fn looked(
         instances: view.instances.iter().map(instance_row).collect(),
         bucket_seats: seat_rows(view),
         prompts_due: prompt_rows(view),
+        cached_blocks: cached_rows(view),
         least_loaded: view.least_loaded.iter().map(|id| id.0).collect(),
         hits: prefixes.hits.iter().map(hit_row).collect(),
         hits_as_of: prefixes.as_of.filter(|_| is_whole),
@@ -457,9 +458,17 @@ fn prompt_rows(view: &ClusterView) -> Option<Vec<PromptDueRow>> {
     (!prompts.is_empty()).then_some(prompts)
 }
 
+/// `None` if it is known of none.
+fn cached_rows(view: &ClusterView) -> Option<Vec<CachedRow>> {
+    let row = |view: &InstanceView| Some(CachedRow { instance: view.instance.0, blocks: view.cached_blocks? });
+    let cached: Vec<_> = view.instances.iter().filter_map(row).collect();
+    (!cached.is_empty()).then_some(cached)
+}
+
 fn instance_of(row: &InstanceInputRow, of: &PolicyInputRow) -> InstanceView {
     let seat = of.bucket_seats.iter().flatten().find(|seat| seat.instance == row.instance);
     let prompts = of.prompts_due.iter().flatten().filter(|prompt| prompt.instance == row.instance);
+    let cached = of.cached_blocks.iter().flatten().find(|cached| cached.instance == row.instance);
     let engine = || {
         Some(EngineView {
             reported_at: row.reported_at?,
@@ -496,6 +505,7 @@ fn instance_of(row: &InstanceInputRow, of: &PolicyInputRow) -> InstanceView {
             foreign_tokens: seat.foreign_tokens,
         }),
         prompts: prompts.map(|prompt| PromptDue { due: prompt.due_us, tokens: prompt.tokens }).collect(),
+        cached_blocks: cached.map(|cached| cached.blocks),
         engine: engine(),
     }
 }

@@ -27,6 +27,7 @@ fn view() -> ClusterView {
         fetch: FetchTimes([None, Some(1e-6), None, Some(0.1 + 0.2)]),
         bucket: (id == 0).then_some(BucketSeat { plan: 4, from_tokens: 500, to_tokens: Some(1500), foreign_tokens: 6 }),
         prompts: (id == 0).then_some(PromptDue { due: 7, tokens: 40 }).into_iter().collect(),
+        cached_blocks: (id == 0).then_some(u64::MAX),
         engine,
     };
     ClusterView {

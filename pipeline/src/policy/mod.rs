@@ -102,6 +102,7 @@ pub(crate) fn test_instance(id: u32) -> InstanceView {
         fetch: FetchTimes::default(),
         bucket: None,
         prompts: Vec::new(),
+        cached_blocks: None,
         engine: None,
     }
 }

@@ -130,6 +130,13 @@ pub fn route(
     if rank > 0 {
         reason.push_str(&format!("; {rank} better without room"));
     }
+    let is_cheaper =
+        |other: &Candidate<'_>| other.cost.has_room && other.cost.compared_seconds < chosen.cost.compared_seconds;
+    let cheaper = candidates[rank + 1..].iter().filter(|other| is_cheaper(other)).count();
+    if let (RoutePolicy::LeastSeconds, 1.., Some(blocks)) = (policy, cheaper, chosen.view.cached_blocks) {
+        reason
+            .push_str(&format!("; {cheaper} cheaper within the error, but with more cached than its {blocks} blocks"));
+    }
     if !request.spared.is_empty() {
         reason.push_str(&format!("; {} spared for the deadlines of what runs there", request.spared.len()));
     }
@@ -157,7 +164,7 @@ pub fn route(
 /// Brings the candidates into the order of the policy.
 fn order(candidates: &mut [Candidate<'_>], policy: RoutePolicy, (request, config): (&RouteRequest<'_>, &RouteConfig)) {
     match policy {
-        RoutePolicy::LeastSeconds => least_seconds::order(candidates),
+        RoutePolicy::LeastSeconds => least_seconds::order(candidates, config),
         RoutePolicy::LeastOutstandingTokens => least_outstanding::order(candidates),
         RoutePolicy::RoundRobin => round_robin::order(candidates),
         RoutePolicy::PowerOfTwo => power_of_two::order(candidates, request.turn),

@@ -162,11 +162,45 @@ fn levels_and_uncertainty_are_terms() {
     assert_eq!(placement.candidates[0].total_seconds, placement.candidates[1].total_seconds);
 }
 
+/// Scenario: a prompt nobody has cached, on instances whose times differ by less than is known of them, then by more; one of
+/// them with part of it cached; pools of different sizes; a cache nobody knows.
+/// Guarantees: among equals the least filled cache decides, and says so; neither load nor a hit is given up for it.
+#[test]
+fn of_equals_the_emptiest_cache_is_chosen() {
+    let with = |id, running, cached_blocks| InstanceView {
+        cached_blocks,
+        ..instance(id, (500 * u64::from(running), running), Some((running, 0)))
+    };
+    let chosen = |fleet: Vec<InstanceView>, hits: &PrefixHits| {
+        route(&view(ViewMode::Exact, fleet), &ask(hits, 0, &[]), &test_policy().route).unwrap().instance.0
+    };
+    let (none, some) = (PrefixHits::default(), PrefixHits::near([(InstanceId(0), 48)]));
+    let even = || vec![with(0, 1, Some(70)), with(1, 3, Some(60)), with(2, 2, Some(90))];
+    check(
+        &view(ViewMode::Exact, even()),
+        &ask(&none, 0, &[]),
+        expect![
+            "w1 | least_seconds: w1 in 1.090 ± 0.502 s (queue 0.000 + prefill 1.000 + interference 0.090; 0 of 400 tokens cached); 2 cheaper within the error, but with more cached than its 60 blocks"
+        ],
+    );
+    assert_eq!(chosen(even(), &some), 0, "a hit is not given up");
+    assert_eq!(chosen(vec![with(0, 1, Some(70)), with(1, 20, Some(60))], &none), 0, "nor is load");
+    assert_eq!(
+        chosen(vec![with(0, 1, Some(70)), with(1, 3, None), with(2, 2, Some(60))], &none),
+        0,
+        "one is not known"
+    );
+    let mut sizes = vec![with(0, 1, Some(70)), with(1, 1, Some(80))];
+    sizes[1].engine.as_mut().unwrap().blocks_total = 1000;
+    assert_eq!(chosen(sizes, &none), 1, "a share, not a count");
+}
+
 prop_compose! {
     fn any_instance()(
         id in 0u32..6, is_ready in prop::bool::weighted(0.8), model in prop::bool::weighted(0.9), leased in 0u64..250_000,
         requests in 0u32..20, engine in prop::option::of((0u32..20, 0u64..5000)), rate in prop::option::of(0.0f64..2000.0),
         error in prop::option::of(0.0f64..2.0), fetch in prop::option::of(0.0f64..0.01),
+        cached in prop::option::weighted(0.8, 0u64..300),
     ) -> InstanceView {
         let mut made = instance(id, (leased, requests), engine);
         made.is_ready = is_ready;
@@ -174,15 +208,15 @@ prop_compose! {
         if let Some(engine) = made.engine.as_mut() {
             (engine.prefill_tokens_per_second, engine.prefill_error) = (rate, error);
         }
-        made.fetch.0[1] = fetch;
+        (made.fetch.0[1], made.cached_blocks) = (fetch, cached);
         made
     }
 }
 
 proptest! {
     /// Scenario: any small fleet, any hits, any turn, something excluded.
-    /// Guarantees: the choice is ready, of the model, not excluded, has room, and no instance with room costs less, by a
-    /// cost written down anew.
+    /// Guarantees: the choice is ready, of the model, not excluded, has room, and is the emptiest of those with room that cost
+    /// what the cheapest does, as far as is known, by a cost written down anew.
     #[test]
     fn choice_equals_brute_force(
         mut instances in prop::collection::vec(any_instance(), 0..6), hits in prop::collection::vec((0u32..6, 0u32..500, 0u32..100), 0..6),
@@ -197,7 +231,8 @@ proptest! {
         let excluded = [InstanceId(excluded)];
         let request = ask(&hits, turn, &excluded);
         let fleet = view(if is_usable { ViewMode::Exact } else { ViewMode::Stale }, instances);
-        let seconds = |i: &InstanceView| {
+        // Seconds compared, of them one standard deviation, tokens cached.
+        let costs = |i: &InstanceView| {
             let e = i.engine.filter(|_| is_usable);
             let rate = e.and_then(|e| e.prefill_tokens_per_second).filter(|r| *r > 0.0).unwrap_or(400.0);
             let seen = e.map_or(0, |e| e.running + e.waiting);
@@ -213,8 +248,9 @@ proptest! {
             let prefill = (ahead as f64 + 400.0 - f64::from(cached)) / rate;
             let interference = 0.03 * f64::from(e.map_or(0, |e| e.running) + unseen);
             let variance = (prefill * error).powi(2) + (fetch * 0.5).powi(2) + (interference * 0.5).powi(2);
-            prefill + fetch + interference + 0.5 * variance.sqrt()
+            (prefill + fetch + interference + 0.5 * variance.sqrt(), variance.sqrt(), cached)
         };
+        let fill = |i: &InstanceView| Some(i.cached_blocks? as f64 / if i.engine.is_some() { 100.0 } else { 1.0 });
         let able: Vec<&InstanceView> = fleet.instances.iter()
             .filter(|i| i.is_ready && i.model == "m" && i.instance != excluded[0]).collect();
         let open: Vec<&&InstanceView> = able.iter()
@@ -223,12 +259,24 @@ proptest! {
             Ok(placement) => {
                 let chosen = open.iter().find(|i| i.instance == placement.instance).expect("chosen among the able");
                 prop_assert_eq!(placement.candidates.len(), able.len());
-                for other in &open {
-                    if is_usable {
-                        prop_assert!(seconds(chosen) <= seconds(other) + 1e-9);
-                    } else {
-                        prop_assert!(chosen.leased_tokens <= other.leased_tokens);
+                let least = open.iter().map(|other| costs(other).0).fold(f64::INFINITY, f64::min);
+                let is_chosen_by = |cheapest: &InstanceView| {
+                    let (seconds, error, cached) = costs(cheapest);
+                    let near = open.iter().filter(|other| costs(other).0 <= seconds + 0.5 * error + 1e-9);
+                    let alike: Vec<&&&InstanceView> = near.filter(|other| costs(other).2 >= cached).collect();
+                    match alike.iter().map(|other| fill(other)).collect::<Option<Vec<f64>>>() {
+                        Some(fills) => {
+                            let is_alike = alike.iter().any(|other| other.instance == chosen.instance);
+                            is_alike && fills.iter().all(|other| fill(chosen).unwrap() <= *other)
+                        }
+                        None => costs(chosen).0 <= seconds + 1e-9,
                     }
+                };
+                if is_usable {
+                    let mut cheapest = open.iter().filter(|other| costs(other).0 <= least + 1e-9);
+                    prop_assert!(cheapest.any(|other| is_chosen_by(other)));
+                } else {
+                    prop_assert!(open.iter().all(|other| chosen.leased_tokens <= other.leased_tokens));
                 }
             }
             Err(RouteRejection::NoInstance) => prop_assert!(able.is_empty()),

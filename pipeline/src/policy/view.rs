@@ -67,6 +67,8 @@ pub struct InstanceView {
     /// Prompts sent there that have not drawn a token, of requests with deadlines that count; the gateway's own truth. Empty for an
     /// engine that does not compute those due first first.
     pub prompts: Vec<PromptDue>,
+    /// Blocks believed to be cached there, of all prompts and at any level; `None`: not known.
+    pub cached_blocks: Option<u64>,
     /// From the engine's last step; `None` until it reported one.
     pub engine: Option<EngineView>,
 }

@@ -17,8 +17,8 @@ use crate::{
     bus::{Archive, Published},
     config::Recorded,
     dataflow::{
-        Feed, FlowViews, ForecastRequest, Names, RefusedRows, current_view, flow_config, read_forecast, read_prefixes,
-        service_rows, take_rows, view_mode,
+        Feed, FlowViews, ForecastRequest, Names, RefusedRows, cached_blocks, current_view, flow_config, read_forecast,
+        read_prefixes, service_rows, take_rows, view_mode,
     },
     gateway::reading::{prefixes_of, service_row, view_of},
     ids::{Micros, micros},
@@ -250,11 +250,16 @@ impl Flow {
         let mode = view_mode(Some(&state), row.at, stale_after);
         differs("mode".into(), recorded.mode.name().into(), mode.name().into());
         differs("as_of".into(), format!("{:?}", recorded.as_of), format!("{:?}", state.as_of));
-        for InstanceView { instance, epoch, engine, .. } in recorded.instances {
+        for InstanceView { instance, epoch, engine, cached_blocks: blocks, .. } in recorded.instances {
             let figures = state.instances.get(&instance.0).filter(|figures| figures.step.epoch == epoch.0);
             let replayed = figures.map(|figures| current_view(&state, *figures, (row.at, silent_after)));
             // `{:?}` of a float names its bits: it is the shortest text that reads back to them.
             differs(format!("figures of {instance}"), format!("{engine:?}"), format!("{replayed:?}"));
+            // Logs of earlier versions do not have them.
+            if let Some(blocks) = blocks {
+                let replayed = figures.map(|_| cached_blocks(&state, instance));
+                differs(format!("cached blocks of {instance}"), format!("{:?}", Some(blocks)), format!("{replayed:?}"));
+            }
         }
     }
 

@@ -61,6 +61,13 @@ pub struct PromptDueRow {
     pub tokens: u32,
 }
 
+/// Blocks believed to be cached on an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedRow {
+    pub instance: u32,
+    pub blocks: u64,
+}
+
 /// Cached prefix believed of one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HitRow {
@@ -143,6 +150,7 @@ pub struct PolicyInputRow {
     pub spared: Option<Vec<u32>>,
     pub missed_share: Option<f64>,
     pub request_seconds: Option<f64>,
+    pub cached_blocks: Option<Vec<CachedRow>>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

@@ -94,6 +94,13 @@ fn prompt_due() -> Fields {
     ])
 }
 
+fn cached() -> Fields {
+    Fields::from(vec![
+        number("instance", DataType::UInt32, "", "instance"),
+        number("blocks", DataType::UInt64, "blocks", "believed to be cached there, at any level"),
+    ])
+}
+
 fn list(name: &str, item: DataType, comment: &str) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new("item", item, false))), false)
         .with_metadata(HashMap::from([("comment".to_string(), comment.to_string())]))
@@ -197,6 +204,11 @@ pub(super) fn policy_inputs() -> Vec<Field> {
             DataType::Float64,
             "s",
             "arrival, wait: engine time of a request that started lately, on average; NULL: none did",
+        )),
+        optional(list(
+            "cached_blocks",
+            DataType::Struct(cached()),
+            "how much is cached on the instances where that is known; NULL: on none",
         )),
     ]
 }

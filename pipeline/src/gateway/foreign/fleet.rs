@@ -138,7 +138,7 @@ impl Fleet {
         self.decode.learn(f64::from(tokens), seconds);
     }
 
-    fn instance_view(&self, now: Micros, entry: &InstanceEntry) -> InstanceView {
+    fn instance_view(&self, now: Micros, (entry, cached_blocks): (&InstanceEntry, u64)) -> InstanceView {
         let worker = entry.client.clone().and_then(InstanceClient::foreign);
         let engine = worker.map(|worker| {
             // What an engine computes in one step waits for nobody.
@@ -159,14 +159,16 @@ impl Fleet {
             }
         });
         // They compute prompts in an order of their own.
-        InstanceView { prompts: Vec::new(), ..entry.view(engine, None) }
+        InstanceView { prompts: Vec::new(), cached_blocks: Some(cached_blocks), ..entry.view(engine, None) }
     }
 }
 
 impl ViewSource for Fleet {
     fn cluster(&self, now: Micros) -> ClusterView {
         let entries = self.directory.load();
-        let instances = entries.iter().map(|entry| self.instance_view(now, entry)).collect();
+        let blocks = self.record.blocks(entries.iter().map(|entry| entry.id));
+        let both = entries.iter().map(Arc::as_ref).zip(blocks);
+        let instances = both.map(|both| self.instance_view(now, both)).collect();
         let least_loaded = self.directory.least_loaded();
         ClusterView { mode: ViewMode::Approximate, as_of: None, instances, least_loaded }
     }

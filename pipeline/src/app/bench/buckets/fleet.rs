@@ -224,6 +224,7 @@ impl Fleet<'_> {
             fetch: FetchTimes::default(),
             bucket: seat(*id, instance.foreign_tokens),
             prompts: Vec::new(),
+            cached_blocks: None,
             engine: Some(EngineView {
                 running: instance.running.len() as u32,
                 waiting: instance.waiting.len() as u32,
