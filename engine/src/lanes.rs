@@ -2,7 +2,8 @@
 //!
 //! Within a lane: interrupted sequences first (they wait as short as blocks allow), by arrival; then by least slack,
 //! where the due time is the deadline or `submitted + max_overtake`, whichever is earlier; then by arrival. A sequence
-//! whose deadline has passed can no longer make it and falls back to `submitted + max_overtake` (A4 d). So later
+//! whose deadline, a latest start, has passed can no longer make it and falls back to `submitted + max_overtake` (A4 d); if it is
+//! known when it is dropped, only once a quarter of the time until then has passed, too: it could still be in time with luck. So later
 //! arrivals overtake anyone for at most `max_overtake`, and equals go in order of arrival: nobody starves within a
 //! lane.
 //!
@@ -12,6 +13,9 @@
 use std::collections::BTreeMap;
 
 use crate::{Micros, request::Lane, sequence::Arrival, sequence::Sequence};
+
+/// A sequence is lost this part of the time after its latest start, counted to when it is dropped.
+const LOST_PARTS: Micros = 4;
 
 /// Whether the sequence ran before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +102,7 @@ impl WaitingLanes {
         loop {
             let (key, sequence) = self.lanes[index].first_key_value()?;
             let last_due = self.last_due(sequence);
-            if key.standing == Standing::Interrupted || key.due >= now || key.due == last_due {
+            if key.standing == Standing::Interrupted || self.lost_at(sequence) >= now || key.due == last_due {
                 break;
             }
             let (_, sequence) = self.lanes[index].pop_first()?;
@@ -135,8 +139,15 @@ impl WaitingLanes {
 
     /// When a sequence is due, were it to wait.
     pub fn due(&self, sequence: &Sequence, now: Micros) -> Micros {
+        if self.lost_at(sequence) < now { self.last_due(sequence) } else { self.first_due(sequence) }
+    }
+
+    /// From when on it is taken to be late anyway: its latest start, and a part of the time from there to its end, since the latest
+    /// start is that of a good chance.
+    fn lost_at(&self, sequence: &Sequence) -> Micros {
         let due = self.first_due(sequence);
-        if due < now { self.last_due(sequence) } else { due }
+        let end = sequence.request.drop_at.filter(|_| sequence.request.deadline == Some(due));
+        end.map_or(due, |end| due.saturating_add(end.saturating_sub(due).max(0) / LOST_PARTS))
     }
 
     fn first_due(&self, sequence: &Sequence) -> Micros {

@@ -3,7 +3,7 @@
 //! Order of a plan: one token for each decoding sequence of L1 and L2; then lane by lane the prefills under way and the
 //! sequences that wait, whoever is due first, in chunks of what the budget leaves: a long prompt under way holds up no
 //! short one with less time (A4 d). What prompts take of a step is bounded by tokens and, if asked for, by the step's
-//! time (`step_pace`). Where the whole batch would be too slow for somebody's deadline, those with the most time rest
+//! time (`step_pace`), and they wait a little for those that could not be whole in time beside them. Where the whole batch would be too slow for somebody's deadline, those with the most time rest
 //! (`resting`). L3 comes last with its decodes too, and a lane admits only while no higher lane waits: L3 fills
 //! idle capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
 //! that step. A lane whose head doesn't fit waits; later ones don't slip past it.
@@ -37,6 +37,27 @@ use crate::{
     swap::{forget, swap_in, swap_out},
     token_budget::TokenBudget,
 };
+
+/// Prompts wait for the pace of others during so many of the longest steps after they came, at most.
+const WAIT_STEPS: Micros = 10;
+
+/// A step takes no more than this part of the time until a prompt must start.
+const SLACK_PARTS: Micros = 4;
+
+/// A prompt, or the rest of one, that is not computed yet.
+struct Uncomputed {
+    /// When it must start; `Micros::MIN`: it had started, and gave way.
+    due: Micros,
+    submitted: Micros,
+    tokens: usize,
+}
+
+impl Uncomputed {
+    /// It loses no more than half of its slack by a wait until `end`, and has not waited for so long yet.
+    fn can_wait(&self, (now, end): (Micros, Micros), wait_max: Micros) -> bool {
+        2 * (end - now) <= self.due.saturating_sub(now) && now - self.submitted < wait_max
+    }
+}
 
 /// What one step runs: the batch, and the sequence behind each slot.
 pub(crate) struct Plan {
@@ -136,18 +157,47 @@ impl Scheduler {
         resting(&running.map(decoding).collect::<Vec<_>>(), gap_us, &self.pace)
     }
 
-    /// Bounds what prompts take of a step in which so many decode: by `prefill_step_us`, and by the pace that those who
-    /// decode need to be whole before they are dropped. Half of a step is for prompts in any case: who would be late with
-    /// that is not waited for, else one that is nearly late holds up all prompts.
-    fn limit_prompts(&self, (now, decoding): (Micros, usize), budget: &mut TokenBudget) {
+    /// Bounds what prompts take of a step in which so many decode: by `prefill_step_us`, by a part of the slack of the prompt that
+    /// must start first, and by the pace that those who decode need to be whole before they are dropped. Where that leaves no room
+    /// for a chunk, prompts wait if they can until the most urgent of those has ended. Else half of a step is for prompts: who would
+    /// be late with that is not waited for, or one that is nearly late would hold up all prompts.
+    fn limit_prompts(&mut self, (now, decoding): (Micros, usize), budget: &mut TokenBudget) {
         let Some(most) = self.config.prefill_step_us else { return };
         let Some(alone) = self.pace.decode_us(decoding) else { return };
-        let needed = self.roster.running.values().filter(|sequence| sequence.is_decoding());
-        let needed = needed.filter_map(|sequence| sequence.needed_pace(now)).filter(|us| *us >= 2 * alone);
-        let within = needed.min().map_or(most, |us| us.min(most));
-        if let Some(tokens) = self.pace.prompt_tokens(decoding, within) {
-            budget.limit_prompts(tokens);
-        }
+        let prompts = self.uncomputed(now);
+        let decoders = self.roster.running.values().filter(|sequence| sequence.is_decoding());
+        let paced = |sequence: &Sequence| Some((sequence.needed_pace(now)?, sequence.request.drop_at?));
+        let mut needed: Vec<(Micros, Micros)> = decoders.filter_map(paced).collect();
+        needed.retain(|(us, _)| *us >= alone);
+        needed.sort_unstable();
+        let can_wait = |end: Micros| prompts.iter().all(|prompt| prompt.can_wait((now, end), WAIT_STEPS * most));
+        let within = match needed.first() {
+            Some((tightest, _)) if self.pace.has_room_for_prompts(decoding, *tightest) => *tightest,
+            Some((_, end)) if can_wait(*end) => return budget.limit_prompts(0),
+            _ => needed.iter().find(|(us, _)| *us >= 2 * alone).map_or(most, |(us, _)| *us),
+        };
+        let first = prompts.iter().filter(|prompt| prompt.due != Micros::MIN).min_by_key(|prompt| prompt.due);
+        let slack = first.map_or(most, |first| (first.due - now).max(0) / SLACK_PARTS);
+        let Some(tokens) = self.pace.prompt_tokens(decoding, within.min(slack).min(most)) else { return };
+        // What must start first is not held up by its own haste.
+        let own = first.map_or(0, |first| first.tokens);
+        let own = self.pace.prompt_tokens(decoding, within.min(most)).map_or(0, |fits| own.min(fits));
+        budget.limit_prompts(tokens.max(own));
+    }
+
+    /// Prompts that are not computed yet: those under way, and the next of each lane.
+    fn uncomputed(&mut self, now: Micros) -> Vec<Uncomputed> {
+        let head = |lane: &Lane| {
+            let (key, head) = self.roster.head(*lane, now)?;
+            Some(Uncomputed { due: key.due(), submitted: head.submitted, tokens: head.remaining() })
+        };
+        let mut prompts: Vec<Uncomputed> = LANES.iter().filter_map(head).collect();
+        let waiting = self.roster.waiting();
+        prompts.extend(self.roster.running.values().filter(|sequence| !sequence.is_decoding()).map(|sequence| {
+            let due = waiting.due(sequence, now);
+            Uncomputed { due, submitted: sequence.submitted, tokens: sequence.remaining() }
+        }));
+        prompts
     }
 
     /// One token for each decoding sequence of `lanes` that does not rest, in order of service; the others are noted as prefills. Where

@@ -127,12 +127,12 @@ impl Sequence {
     }
 
     /// Microseconds that each further token may take, if all that were asked for are to come a while before it is dropped: a
-    /// sixteenth of the time it had, or half of what is left. Steps differ, and an answer has a way to go: what is whole at
+    /// sixth of the time it had, or half of what is left. Steps differ, and an answer has a way to go: what is whole at
     /// the last moment is late where it is wanted.
     pub fn needed_pace(&self, now: Micros) -> Option<Micros> {
         let drop_at = self.request.drop_at?;
         let left = drop_at.saturating_sub(now);
-        let early = (drop_at.saturating_sub(self.submitted) / 16).min(left / 2).max(0);
+        let early = (drop_at.saturating_sub(self.submitted) / 6).min(left / 2).max(0);
         Some((left - early) / (self.most_proposals() as Micros + 1))
     }
 

@@ -75,14 +75,22 @@ impl StepPace {
         base.max(0.0) + sequences.max(0.0) * decoding as f64 / SEQUENCES
     }
 
+    /// Whether a chunk of a prompt beside so many decoding sequences stays within the time; so, too, where that is not known.
+    pub fn has_room_for_prompts(&self, decoding: usize, within: Micros) -> bool {
+        self.unbounded_tokens(decoding, within).is_none_or(|tokens| tokens >= CHUNK_MIN as f64)
+    }
+
     /// Prompt tokens for which a step beside so many decoding sequences stays within the time; `None`: not known.
     pub fn prompt_tokens(&self, decoding: usize, within: Micros) -> Option<usize> {
+        self.unbounded_tokens(decoding, within).map(|tokens| (tokens.max(0.0) as usize).max(CHUNK_MIN))
+    }
+
+    fn unbounded_tokens(&self, decoding: usize, within: Micros) -> Option<f64> {
         let [.., tokens] = self.coefficients;
         if self.with_prompts < STEPS_MIN || tokens <= 0.0 {
             return None;
         }
-        let left = (within as f64 / 1e3 - self.decode_ms(decoding)) / tokens * TOKENS;
-        Some((left.max(0.0) as usize).max(CHUNK_MIN))
+        Some((within as f64 / 1e3 - self.decode_ms(decoding)) / tokens * TOKENS)
     }
 }
 

@@ -27,8 +27,8 @@ pub use buckets::BucketRow;
 
 pub use funnel::{DiagnosisRow, FunnelRow, FunnelWindowRow};
 pub use replay::{
-    CachedRow, EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow,
-    ServiceInputRow, SettingsRow, ShadowDecisionRow,
+    CachedRow, EPOCH_TOPICS, EpochRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, RejectRow,
+    SeatRow, ServiceInputRow, SettingsRow, ShadowDecisionRow,
 };
 pub use slo::{SloReliabilityRow, SloRow};
 mod mrc;

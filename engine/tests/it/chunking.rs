@@ -91,10 +91,58 @@ fn prompts_leave_the_pace_that_others_need() {
     };
     let (reason, chunk, left) = run(12_000);
     assert_eq!(reason, FinishReason::Length);
-    assert!(left >= 600_000 / 64, "whole only {left} us before it is dropped");
+    assert!(left >= 600_000 / 12, "whole only {left} us before it is dropped");
     assert!((16..=130).contains(&chunk), "{chunk} tokens beside one that needs a token each 12 ms");
     let (reason, chunk, _) = run(2_000);
     assert!(reason == FinishReason::Late && chunk > 400, "{reason:?}, {chunk} tokens: it is late whatever is done");
+}
+
+/// Scenario: a sequence that decodes needs tokens so fast that no chunk of a prompt fits beside them. A long prompt comes with time
+/// to wait for its end; then one whose latest start is near; then one with all the time there is, to a sequence that goes on for long.
+/// Guarantees: the first waits until the other is nearly whole, which it is in time; the second is begun before that, at the
+/// other's cost; the third waits no longer than ten of the longest steps.
+#[test]
+fn prompts_wait_for_one_that_could_not_be_in_time_beside_them() {
+    let cost =
+        CostModel { base_us: 2_000.0, decode_sequence_us: 2_000.0, prefill_token_us: 1_000.0, ..CostModel::default() };
+    let run = |tokens: i64, latest_start_us: i64| {
+        let (mut now, config) = (0, EngineConfig { prefill_step_us: Some(50_000), ..EngineConfig::default() });
+        let runner = SimulatedRunner::new(shape(4_000), cost, PagingCheck::Full);
+        let mut engine = Engine::new(config, Box::new(runner), Arc::new(Pieces)).unwrap();
+        for id in 0..24 {
+            engine.submit(request(id, &prompt(id as u32, 10 + id as usize), 2 + id as u32 % 5), now).unwrap();
+            step(&mut engine, &mut now);
+        }
+        while engine.has_work() {
+            step(&mut engine, &mut now);
+        }
+        // A token each 5 ms a sixth early, of which a step with nothing else takes four.
+        let urgent =
+            GenerateRequest { drop_at: Some(now + tokens * 6_000), ..request(100, &prompt(100, 2), tokens as u32) };
+        engine.submit(urgent, now).unwrap();
+        step(&mut engine, &mut now);
+        let came = now;
+        let long = GenerateRequest { deadline: Some(now + latest_start_us), ..request(101, &prompt(101, 300), 2) };
+        engine.submit(long.clone(), now).unwrap();
+        let (mut ledger, mut began) = (Ledger::default(), None);
+        while engine.has_work() {
+            let report = step(&mut engine, &mut now);
+            if report.stats.prefill_tokens > 0 {
+                let drawn = ledger.outcomes.get(&100).map_or(0, |outcome| outcome.tokens.len());
+                began.get_or_insert((now - came, drawn));
+            }
+            ledger.add(&report);
+        }
+        assert_eq!(ledger.outcomes[&101].tokens, reference_tokens(&long));
+        let (after, drawn) = began.unwrap();
+        (ledger.outcomes[&100].finish().reason, after, drawn)
+    };
+    let (reason, _, drawn) = run(40, 900_000);
+    assert!(reason == FinishReason::Length && drawn >= 35, "{reason:?}, begun after {drawn} tokens");
+    let (_, after, drawn) = run(40, 100_000);
+    assert!(after < 100_000 && drawn < 20, "begun after {after} us and {drawn} tokens");
+    let (_, after, _) = run(1_000, i64::MAX / 4);
+    assert!((500_000..700_000).contains(&after), "begun after {after} us");
 }
 
 /// Scenario: a long prompt is under way; a short one with less time comes; then one with more time.
@@ -160,6 +208,6 @@ fn those_with_time_rest_for_one_in_need() {
     };
     let (reason, left) = run(Some(100_000));
     assert_eq!(reason, FinishReason::Length);
-    assert!(left >= 280_000 / 64, "whole only {left} us before it is dropped");
+    assert!(left >= 280_000 / 12, "whole only {left} us before it is dropped");
     assert_eq!(run(None).0, FinishReason::Late);
 }

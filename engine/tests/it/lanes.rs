@@ -135,6 +135,19 @@ fn least_slack_goes_first_unless_it_is_lost() {
     assert_eq!(finishing_order(&mut engine), [3, 2, 1, 4, 5], "4's deadline passed before the first step at 1 ms");
 }
 
+/// Scenario: two whose latest start passed before the first step at 1 ms, with 4 ms and 40 ms from there until they are dropped, beside
+/// one with time.
+/// Guarantees: the second may still make it and goes first; the first is lost, and goes last.
+#[test]
+fn a_latest_start_just_missed_is_not_lost() {
+    let config = EngineConfig { max_running: 1, ..EngineConfig::default() };
+    let mut engine = engine_with(config, 16);
+    for (id, deadline, drop_at) in [(1, 10, Some(3_000)), (2, 10, Some(40_000)), (3, 500_000, None)] {
+        engine.submit(GenerateRequest { drop_at, ..due(id, Some(deadline)) }, 0).unwrap();
+    }
+    assert_eq!(finishing_order(&mut engine), [2, 3, 1]);
+}
+
 /// Scenario: one request without a deadline, and in every step two new ones with a tight deadline, for one slot.
 /// Guarantees: it is overtaken no longer than `max_overtake`.
 #[test]

@@ -280,6 +280,7 @@ impl Dispatcher {
             queue,
             missed_share: learnt.waste.missed_share(now),
             mean_seconds: learnt.waste.mean_seconds(),
+            turned_away: learnt.turned_away.lately(now),
         };
         ForecastReading { forecast, as_of }
     }
@@ -290,7 +291,7 @@ impl Dispatcher {
         let of = (demand.tenant.as_ref(), demand.tenant_class);
         let forecast = self.forecast(&demand.model, (&place.view, place.now), of, demand.prompt_tokens);
         let (tenant, tenant_class) = (demand.tenant.clone(), demand.tenant_class);
-        WaitReading { place, tenant, tenant_class, sequences: demand.sequences, forecast }
+        WaitReading { place, tenant, tenant_class, since: Some(demand.since), sequences: demand.sequences, forecast }
     }
 
     /// Lets what a request came to teach.

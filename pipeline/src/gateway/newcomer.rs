@@ -12,7 +12,9 @@ use super::{
 };
 use crate::{
     ids::micros,
-    policy::{CandidateCost, Forecast, InstanceView, Newcomer, Pace, Placement, PromptQueue, Skill, Stay, harms},
+    policy::{
+        CandidateCost, Forecast, InstanceView, Newcomer, Pace, Placement, PromptQueue, Skill, Stay, Takes, harms,
+    },
 };
 
 impl Dispatcher {
@@ -25,10 +27,9 @@ impl Dispatcher {
         (placement, reading): (&Placement, &PlaceReading),
     ) -> bool {
         let Some(due) = demand.due.filter(|_| !demand.known.services.is_empty()) else { return false };
-        let claims = entry.leases.claims.read();
         let instance = reading.view.instance(entry.id);
         let cost = placement.candidates.iter().find(|cost| cost.instance == entry.id);
-        let (false, Some(instance), Some(cost)) = (claims.is_empty(), instance, cost) else { return false };
+        let (Some(instance), Some(cost)) = (instance, cost) else { return false };
         let learnt = self.group(&demand.model).learnt();
         let overall = learnt.skill.overall();
         let Some((pace, stay)) = pace_with(instance, (demand.sequences, due.tokens), (cost, &demand.known), overall)
@@ -36,13 +37,25 @@ impl Dispatcher {
             return false;
         };
         let prefill_seconds = cost.prefill.seconds + cost.fetch.seconds;
-        if harms(&claims, reading.now, &pace, &Newcomer { due: due.at, prefill_seconds }) > 0 {
-            return true;
-        }
         let instances = reading.view.instances.iter().filter(|instance| instance.is_ready).count();
         let stay = Stay { instances, seconds: stay.seconds + prefill_seconds, ..stay };
         let has_aged = reading.now - demand.since >= micros(demand.model.policy.queue.aging);
-        !has_aged && learnt.upcoming.price(reading.now, &pace, &stay) >= 1.0
+        let takes = Takes {
+            tier: demand.tier,
+            engine_seconds: prefill_seconds + stay.decode_seconds(due.tokens, pace.next_step_seconds),
+            stay_seconds: stay.seconds,
+            instances,
+        };
+        let displaced_max = demand.model.policy.deadline.displaced_max;
+        if !has_aged && learnt.turned_away.lately(reading.now).price(reading.now, &takes) > displaced_max {
+            return true;
+        }
+        let claims = entry.leases.claims.read();
+        if claims.is_empty() {
+            return false;
+        }
+        harms(&claims, reading.now, &pace, &Newcomer { due: due.at, prefill_seconds }) > 0
+            || !has_aged && learnt.upcoming.price(reading.now, &pace, &stay) >= 1.0
     }
 }
 

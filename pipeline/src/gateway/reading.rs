@@ -14,10 +14,13 @@ use crate::{
     ids::{InstanceId, Micros, Name, ProcessEpoch},
     policy::{
         Asked, Backlog, BucketSeat, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens,
-        PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Skill, SloAsk,
-        ThrottleState, ThrottleStep, Tier, ViewMode, lot_of,
+        PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Refused, Rejects,
+        Skill, SloAsk, ThrottleState, ThrottleStep, Tier, ViewMode, lot_of,
     },
-    rows::{CachedRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, SeatRow, ServiceInputRow},
+    rows::{
+        CachedRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, RejectRow, SeatRow,
+        ServiceInputRow,
+    },
 };
 
 /// Hashes of one row.
@@ -135,6 +138,8 @@ pub struct WaitReading {
     pub place: PlaceReading,
     pub tenant: Name,
     pub tenant_class: Tier,
+    /// When it came; `None` in a row of an earlier version.
+    pub since: Option<Micros>,
     pub sequences: u32,
     pub forecast: ForecastReading,
 }
@@ -144,6 +149,7 @@ impl WaitReading {
         let place = self.place.row(LeaseFate::None, "");
         PolicyInputRow {
             reading: Name::new_static("wait"),
+            arrived_at: self.since,
             tenant: Some(self.tenant.clone()),
             tenant_class: Some(Name::new_static(self.tenant_class.name())),
             sequences: Some(self.sequences),
@@ -160,6 +166,7 @@ impl WaitReading {
             place: PlaceReading::from_row(row)?,
             tenant: row.tenant.clone()?,
             tenant_class: Tier::from_name(row.tenant_class.as_deref()?)?,
+            since: row.arrived_at,
             sequences: row.sequences?,
             forecast: forecast_of(row),
         })
@@ -253,7 +260,7 @@ fn asked_of(row: &PolicyInputRow) -> Asked {
 }
 
 fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputRow {
-    let Forecast { lengths, services, drain_tokens_per_second, skill, queue, missed_share, mean_seconds } =
+    let Forecast { lengths, services, drain_tokens_per_second, skill, queue, missed_share, mean_seconds, turned_away } =
         &reading.forecast;
     let steps = queue.tiers.iter().zip(0u8..).flat_map(|(steps, tier)| {
         steps.iter().map(move |step| QueueStepRow {
@@ -263,6 +270,9 @@ fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputR
             requests: step.requests,
         })
     });
+    let is_refused = !turned_away.lately.is_empty();
+    let refused_row =
+        |one: &Refused| RejectRow { at_us: one.at, tier: one.tier.number(), engine_seconds: one.engine_seconds };
     PolicyInputRow {
         forecast_as_of: reading.as_of,
         output_lengths: Some(lengths.to_vec()),
@@ -272,6 +282,8 @@ fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputR
         queue_steps: Some(steps.collect()),
         missed_share: Some(*missed_share),
         request_seconds: *mean_seconds,
+        refused_since: turned_away.since,
+        refused_lately: is_refused.then(|| turned_away.lately.iter().map(refused_row).collect()),
         ..row
     }
 }
@@ -315,6 +327,9 @@ fn forecast_of(row: &PolicyInputRow) -> ForecastReading {
         },
         _ => Skill::default(),
     };
+    let refused_of = |row: &RejectRow| {
+        Some(Refused { at: row.at_us, tier: Tier::of_number(row.tier)?, engine_seconds: row.engine_seconds })
+    };
     let forecast = Forecast {
         lengths: [0, 1, 2].map(lengths),
         services: row.services.iter().flatten().map(service).collect(),
@@ -324,6 +339,10 @@ fn forecast_of(row: &PolicyInputRow) -> ForecastReading {
         // Earlier versions did not measure it.
         missed_share: row.missed_share.unwrap_or(0.0),
         mean_seconds: row.request_seconds,
+        turned_away: Rejects {
+            since: row.refused_since,
+            lately: row.refused_lately.iter().flatten().filter_map(refused_of).collect(),
+        },
     };
     ForecastReading { forecast, as_of: row.forecast_as_of }
 }

@@ -58,6 +58,10 @@ fn forecast() -> ForecastReading {
         queue: QueueProfile { tiers: [Vec::new(), vec![step], vec![QueueStep { start_by: -1, ..step }, step]] },
         missed_share: 1.0 / 7.0,
         mean_seconds: Some(1.0 / 9.0),
+        turned_away: Rejects {
+            since: Some(-8),
+            lately: vec![Refused { at: -7, tier: Tier::Low, engine_seconds: 0.1 + 0.2 }],
+        },
     };
     ForecastReading { forecast, as_of: Some(300) }
 }
@@ -116,6 +120,7 @@ fn there_and_back() {
         place: PlaceReading { hashes: kept, ..PlaceReading::from_row(&row).unwrap() },
         tenant: "acme".into(),
         tenant_class: Tier::High,
+        since: Some(-9),
         sequences: 2,
         forecast: forecast(),
     };

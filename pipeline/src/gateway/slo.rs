@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     ids::{Micros, Name},
-    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, Tier, Venture, Wait, chance},
+    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Refused, Run, SloSeen, Tier, Venture, Wait, chance},
     rows::{SloReliabilityRow, SloRow},
 };
 
@@ -53,6 +53,8 @@ pub struct SloCase {
     pub wait_us: Micros,
     /// What predictors said when it came, and when that was.
     known: (Micros, Arc<Forecast>),
+    /// Engine seconds that it would take; `None`: not known, or it would be late where nothing runs, too.
+    needs_seconds: Option<f64>,
     start: Option<Start>,
 }
 
@@ -69,7 +71,10 @@ impl SloCase {
     /// `demand` came `at` then.
     pub fn new(seen: SloSeen, demand: &Demand, (lot, at): (f64, Micros)) -> Self {
         let (model, tier, sequences) = (demand.model.clone(), demand.tier, demand.sequences);
-        Self { seen, model, tier, sequences, lot, wait_us: 0, known: (at, demand.known.clone()), start: None }
+        let could_be_met = |outlook: &Outlook| outlook.alone_by.is_none_or(|by| by >= at);
+        let needs_seconds = seen.outlook.filter(could_be_met).map(|outlook| outlook.engine_seconds);
+        let known = (at, demand.known.clone());
+        Self { seen, model, tier, sequences, lot, wait_us: 0, known, needs_seconds, start: None }
     }
 
     /// It got its lease; what it takes from here is predicted once more, to be compared.
@@ -125,6 +130,9 @@ impl SloCase {
 
     /// What its end teaches.
     pub fn teach(&self, recorder: &Recorder, (end, now): (SloEnd, Micros), learnt: &mut Learnt) {
+        if let (SloEnd::Refused, Some(engine_seconds)) = (end, self.needs_seconds) {
+            learnt.turned_away.refused(Refused { at: now, tier: self.tier, engine_seconds });
+        }
         if matches!(end, SloEnd::Refused | SloEnd::Failed) {
             return;
         }

@@ -68,6 +68,7 @@ pub struct DeadlineConfig {
     pub worth_min: f64,
     pub worth_max: f64,
     pub missed_max: f64,
+    pub displaced_max: f64,
     pub late: OnLate,
     pub trial_share: f64,
     #[serde(with = "humantime_serde")]
@@ -94,6 +95,8 @@ impl DeadlineConfig {
         require(self.worth_max < 1.0, "policy.deadline.worth_max", self.worth_max, "a share below 1")?;
         let is_share = self.missed_max > 0.0 && self.missed_max <= 1.0;
         require(is_share, "policy.deadline.missed_max", self.missed_max, "a share above 0 and at most 1")?;
+        let is_number = self.displaced_max >= 1.0;
+        require(is_number, "policy.deadline.displaced_max", self.displaced_max, "at least 1; inf for no bound")?;
         let is_share = self.start_min > 0.0 && self.start_min < 1.0;
         require(is_share, "policy.deadline.start_min", self.start_min, "a share above 0 and below 1")?;
         let is_share = (0.0..=1.0).contains(&self.trial_share);
@@ -107,6 +110,7 @@ impl DeadlineConfig {
             worth: worth(missed_share, self),
             alone: alone(missed_share, self.meet_min.of(tier), self),
             refuse: self.meet_min.of(tier),
+            displaced_max: self.displaced_max,
         }
     }
 

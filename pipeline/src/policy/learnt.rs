@@ -3,11 +3,11 @@
 //!
 //! Plain meters without clock or lock. Invariants: nothing is said before there is evidence ([`GRANTS_MIN`],
 //! [`RATIOS_MIN`]); a drain that stops grows slower with every look. Cost: O(1) each. State: a few numbers,
-//! [`BINS`] bins a tier, and what [`Upcoming`] remembers.
+//! [`BINS`] bins a tier, and what [`Upcoming`] and [`TurnedAway`] remember.
 
 use crate::{
     ids::Micros,
-    policy::{Tier, Upcoming, WasteMeter},
+    policy::{Tier, TurnedAway, Upcoming, WasteMeter},
 };
 
 /// Grants from the queue before its drain is known.
@@ -205,6 +205,7 @@ pub struct Learnt {
     pub skill: SkillMeter,
     pub reliability: Reliability,
     pub upcoming: Upcoming,
+    pub turned_away: TurnedAway,
     pub waste: WasteMeter,
 }
 

@@ -11,6 +11,7 @@
 //! | `queue` | order of what waits: weighted between tiers, even between tenants, least slack inside (SPEC A3) |
 //! | `deadline`, `outlook` | by when a request must be answered, and the chance that it is (SPEC A4) |
 //! | `harm` | who of those that run on an instance would miss its deadline by a newcomer |
+//! | `turned_away` | who of those refused could be served in the time that it takes |
 //! | `upcoming` | who of those likely to come would miss its deadline by it |
 //! | `waste` | engine time lost on answers that come too late, and the chance that a start needs then |
 //! | `learnt` | how fast the queue drains, and how predictions fare |
@@ -42,6 +43,7 @@ mod outlook;
 mod queue;
 mod route;
 mod throttle;
+mod turned_away;
 mod upcoming;
 mod variant;
 mod view;
@@ -65,7 +67,8 @@ pub use outlook::*;
 pub use queue::*;
 pub use route::*;
 pub use throttle::*;
-pub use upcoming::*;
+pub use turned_away::{Refused, Rejects, Takes, TurnedAway};
+pub use upcoming::{Came, Stay, Upcoming};
 pub use variant::*;
 pub use view::*;
 pub use waste::*;
@@ -132,6 +135,7 @@ mod tests {
             refusal(|policy| policy.deadline.worth_min = 0.96),
             refusal(|policy| policy.deadline.worth_max = 1.0),
             refusal(|policy| policy.deadline.missed_max = 0.0),
+            refusal(|policy| policy.deadline.displaced_max = 0.5),
             refusal(|policy| policy.deadline.targets.high.first_token = std::time::Duration::ZERO),
             refusal(|policy| policy.route.lease_tokens_max = 0),
             refusal(|policy| policy.route.default_prefill_tokens_per_second = -1.0),
@@ -151,6 +155,7 @@ mod tests {
             policy.deadline.worth_min = 0.96: expected at most policy.deadline.worth_max
             policy.deadline.worth_max = 1: expected a share below 1
             policy.deadline.missed_max = 0: expected a share above 0 and at most 1
+            policy.deadline.displaced_max = 0.5: expected at least 1; inf for no bound
             policy.deadline.targets = { first_token = 0ns, per_token = 250ms }: expected first_token above 0 and at most 1day
             policy.route.lease_tokens_max = 0: expected at least 1
             policy.route.default_prefill_tokens_per_second = -1: expected a rate above 0

@@ -13,7 +13,8 @@ use operators::{DecodeWork, Prediction, PrefillWork, ServiceTime};
 use crate::{
     ids::Micros,
     policy::{
-        CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Skill, Tier, TierWeights, worth_of,
+        CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Rejects, Skill, Takes, Tier,
+        TierWeights, worth_of,
     },
 };
 
@@ -36,6 +37,8 @@ pub struct Forecast {
     pub missed_share: f64,
     /// Engine seconds of a request that started lately, on average; `None`: none did.
     pub mean_seconds: Option<f64>,
+    /// Who was refused lately.
+    pub turned_away: Rejects,
 }
 
 /// Whose chance is asked for.
@@ -69,6 +72,9 @@ pub struct Chances {
     pub alone: f64,
     /// With less a request is refused.
     pub refuse: f64,
+    /// Most requests that a start may have refused by the engine time that it takes (`turned_away`); one that takes more waits until
+    /// fewer are.
+    pub displaced_max: f64,
 }
 
 /// What is before it in the gateway's queue.
@@ -97,13 +103,15 @@ pub struct Outlook {
     pub whole_due_seconds: Option<f64>,
     /// The latest start with the chance asked for, or now; before now, if none is worth it any more.
     pub start_by: Micros,
-    /// The latest start that is worth it beside others, not before `start_by`; before now, if none is any more. `None`: any is, as of
-    /// deadlines that nobody stated: those are worth something even when they are missed.
+    /// The latest start that is worth it beside others, not before `start_by`; before now, if none is any more, or while too many would
+    /// be refused for it. `None`: any is, as of deadlines that nobody stated: those are worth something even when they are missed.
     pub worth_by: Option<Micros>,
     /// The latest start that is worth it where nothing runs. `None` as there.
     pub alone_by: Option<Micros>,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
+    /// Of the engine, that it takes there, its answer of mean length, or the longest where that is not known.
+    pub engine_seconds: f64,
 }
 
 /// A request on one instance: what it takes from its start.
@@ -292,6 +300,8 @@ struct Entry<'a> {
     wait: Prediction,
     longest_wait: Option<f64>,
     worth: f64,
+    /// Too many would be refused for it.
+    is_dear: bool,
     run: Run,
     cost: &'a CandidateCost,
 }
@@ -316,22 +326,33 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         let best = request.best.max(now);
         let seconds = race.mean_tokens.map(|tokens| run.engine_seconds(tokens));
         let worth = seconds.map_or(chances.worth, |seconds| worth_of(chances.worth, seconds, forecast.mean_seconds));
-        let longest_wait = race.longest_wait((chances.start * best).max(worth), 0.0);
+        let takes = Takes {
+            tier: request.tier,
+            engine_seconds: seconds.unwrap_or(0.0),
+            stay_seconds: race.whole_seconds,
+            instances: request.view.instances.iter().filter(|instance| instance.is_ready).count(),
+        };
+        let is_dear =
+            request.deadline.is_stated && forecast.turned_away.price(request.now, &takes) > chances.displaced_max;
+        let longest_wait = race.longest_wait((chances.start * best).max(worth), 0.0).filter(|_| !is_dear);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if found.as_ref().is_none_or(|other| meet > other.meet) {
-            found = Some(Entry { meet, best, race, wait, longest_wait, worth, run, cost });
+            found = Some(Entry { meet, best, race, wait, longest_wait, worth, is_dear, run, cost });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, best, race, wait, longest_wait, worth, run, cost } = found?;
+    let Entry { meet, best, race, wait, longest_wait, worth, is_dear, run, cost } = found?;
     let drain_seconds = run.drain_seconds;
     let before = wait.mean + drain_seconds;
-    let latest = |wait: Option<f64>| wait.map_or(request.now - 1, |seconds| request.now + micros(seconds));
+    let latest = |wait: Option<f64>| {
+        let wait = wait.filter(|_| !is_dear);
+        wait.map_or(request.now - 1, |seconds| request.now + micros(seconds))
+    };
     let alone = Some(&run).filter(|_| request.deadline.is_stated).and_then(|run| run.alone(request, cost));
     let alone = alone.map(|run| Race::of(&run, request, lengths));
     let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
@@ -346,6 +367,7 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         start_by: latest(longest_wait),
         worth_by: request.deadline.is_stated.then(|| latest(race.longest_wait(worth, 0.0))),
         alone_by: alone.map(|race| latest(race.longest_wait(worth.min(chances.alone), 0.0))),
+        engine_seconds: run.engine_seconds(race.mean_tokens.unwrap_or(request.max_tokens)),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })
 }

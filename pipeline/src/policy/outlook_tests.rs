@@ -6,11 +6,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::InstanceId,
-    policy::{BucketFit, PromptDue, QueueStep, Term, ViewMode, test_instance, test_policy},
+    policy::{BucketFit, PromptDue, QueueStep, Refused, Term, ViewMode, test_instance, test_policy},
 };
 
 const SECOND: i64 = 1_000_000;
-const CHANCES: Chances = Chances { start: 0.9, worth: 0.6, alone: 0.4, refuse: 0.05 };
+const CHANCES: Chances = Chances { start: 0.9, worth: 0.6, alone: 0.4, refuse: 0.05, displaced_max: 2.0 };
 
 /// 10 ms a step and 0.1 ms a prompt token; decode steps of 20 ms.
 fn service() -> ServiceTime {
@@ -130,6 +130,28 @@ fn the_latest_start_that_is_worth_it() {
     assert!(most.worth_by > Some(most.start_by) && most.start_by > 0, "three quarters are still worth it: {most:?}");
     let sure = of(&due(5, 10), vec![101; 8]);
     assert!((sure.worth_by.unwrap() - sure.start_by).abs() < 10_000, "{sure:?}");
+}
+
+/// Scenario: twenty short requests were refused lately. A long one comes, with time enough; a short one; a long one that stated no
+/// deadline; the first where that many refusals are allowed.
+/// Guarantees: the first has no latest start, here or where nothing runs, while its chance is told as it is; the others have theirs.
+#[test]
+fn what_is_too_dear_has_no_start() {
+    let (view, candidates) = (view(1), [cost(0, 0, 0.0)]);
+    let refused = Refused { at: -SECOND, tier: Tier::High, engine_seconds: 0.2 };
+    let of = |tokens, is_stated, chances| {
+        let turned_away = Rejects { since: None, lately: vec![refused; 20] };
+        let deadline = Deadline { is_stated, ..due(5, 10) };
+        let forecast = Forecast { turned_away, ..forecast(vec![tokens; 8]) };
+        outlook(&ask(&deadline, &candidates, &view), &forecast, chances).unwrap()
+    };
+    let dear = of(101, true, CHANCES);
+    assert!((dear.engine_seconds - 2.12).abs() < 1e-6 && dear.meet > 0.99, "{dear:?}");
+    assert!(dear.start_by < 0 && dear.worth_by < Some(0) && dear.alone_by < Some(0), "{dear:?}");
+    let short = of(5, true, CHANCES);
+    assert!(short.start_by > 0 && short.worth_by > Some(0), "{short:?}");
+    assert!(of(101, false, CHANCES).start_by > 0);
+    assert!(of(101, true, Chances { displaced_max: f64::INFINITY, ..CHANCES }).start_by > 0);
 }
 
 /// Scenario: a prompt of 3,000 tokens is to be computed; requests due before it, and after it.

@@ -48,6 +48,14 @@ pub struct Stay {
     pub instances: usize,
 }
 
+impl Stay {
+    /// Its part of so many steps.
+    pub fn decode_seconds(&self, tokens: u32, step_seconds: f64) -> f64 {
+        let all = f64::from(self.running.saturating_add(self.more).max(1));
+        f64::from(tokens) * step_seconds * f64::from(self.more) / all
+    }
+}
+
 /// See the file's header.
 #[derive(Debug, Clone, Default)]
 pub struct Upcoming(VecDeque<Came>);

@@ -61,6 +61,14 @@ pub struct PromptDueRow {
     pub tokens: u32,
 }
 
+/// A request that was refused lately.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RejectRow {
+    pub at_us: i64,
+    pub tier: u8,
+    pub engine_seconds: f64,
+}
+
 /// Blocks believed to be cached on an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedRow {
@@ -151,6 +159,8 @@ pub struct PolicyInputRow {
     pub missed_share: Option<f64>,
     pub request_seconds: Option<f64>,
     pub cached_blocks: Option<Vec<CachedRow>>,
+    pub refused_since: Option<Micros>,
+    pub refused_lately: Option<Vec<RejectRow>>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

@@ -101,6 +101,14 @@ fn cached() -> Fields {
     ])
 }
 
+fn refused() -> Fields {
+    Fields::from(vec![
+        number("at_us", DataType::Int64, "us", "when, from the Unix epoch"),
+        number("tier", DataType::UInt8, "", "0 is High"),
+        number("engine_seconds", DataType::Float64, "s", "engine time that it would have taken"),
+    ])
+}
+
 fn list(name: &str, item: DataType, comment: &str) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new("item", item, false))), false)
         .with_metadata(HashMap::from([("comment".to_string(), comment.to_string())]))
@@ -156,7 +164,7 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         waiting("pushed_bytes", "bytes", "arrival: the same when this one came to it; NULL: it did not"),
         waiting("request_bytes", "bytes", "arrival: memory that the request holds while it waits"),
         optional(text("model", "model asked for, whose instances and throttle were looked at; NULL: the only one")),
-        optional(stamp("arrived_at", "arrival: when the request came; its budgets count from here")),
+        optional(stamp("arrived_at", "arrival, wait: when the request came; its budgets count from here")),
         budget("slo_first_token_us", "arrival: budget stated for the first token, as far as the key allows"),
         budget("slo_whole_us", "arrival: the same for the whole answer"),
         budget("slo_per_token_us", "arrival: the same for each token after the first"),
@@ -209,6 +217,15 @@ pub(super) fn policy_inputs() -> Vec<Field> {
             "cached_blocks",
             DataType::Struct(cached()),
             "how much is cached on the instances where that is known; NULL: on none",
+        )),
+        optional(stamp(
+            "refused_since",
+            "arrival, wait: those refused before are not in refused_lately; NULL: all are that were in ten seconds",
+        )),
+        optional(list(
+            "refused_lately",
+            DataType::Struct(refused()),
+            "arrival, wait: requests refused for a predicted miss that could have been met where nothing ran, the cheapest first; NULL: none",
         )),
     ]
 }

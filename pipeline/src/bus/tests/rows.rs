@@ -206,6 +206,8 @@ fn policy_input() -> PolicyInputRow {
         spared: Some(vec![2]),
         missed_share: Some(0.25),
         request_seconds: Some(0.125),
+        refused_since: Some(super::NOW),
+        refused_lately: Some(vec![RejectRow { at_us: -5, tier: 2, engine_seconds: 0.1 + 0.2 }]),
         cached_blocks: Some(vec![CachedRow { instance: 1, blocks: u64::MAX }]),
         prompts_due: Some(vec![PromptDueRow { instance: 1, due_us: -7, tokens: 12 }]),
         bucket_seats: Some(vec![SeatRow {

@@ -174,6 +174,51 @@ async fn no_lease_makes_another_late() {
     assert!(matches!(again, Err(RouteRejection::NoRoom { .. })), "{again:?}");
 }
 
+/// Scenario: a step takes half a second and half a second a sequence more. Three requests run; four short ones, which an idle instance
+/// could serve in time, are refused. A long one comes that has all the time there is, and ten seconds pass.
+/// Guarantees: the long one waits, though there is room, while as many as it would displace are refused; once nobody is, it starts.
+#[tokio::test]
+async fn a_long_request_waits_while_short_ones_are_refused() {
+    let pace = Arc::new(Semaphore::new(0));
+    let speaker = Arc::new(Speaker { pace: Some(pace.clone()), ..Speaker::new("abcdef") });
+    let mut config = defaults();
+    config.policy.queue.aging = config.policy.queue.wait_max;
+    let kit = Kit::new(config, vec![speaker.clone()]);
+    let mut predicted = slow();
+    predicted.services[0].1.decode.as_mut().unwrap().coefficients = [0.5, 8.0, 0.0];
+    *kit.views.predicted.lock().unwrap() = predicted;
+    *kit.views.engine.lock().unwrap() = Some(EngineView::default());
+    let long = || send(&kit, &[("x-evenkeel-deadline-ms", "600000")]);
+    let short = || async {
+        let mut request =
+            post(CHAT, &json!({"max_tokens": 2, "messages": ask()["messages"], "model": "tiny"}).to_string());
+        request.headers_mut().insert("x-evenkeel-deadline-ms", "1200".parse().unwrap());
+        kit.send(request).await
+    };
+    let runs = |count: usize| speaker.live.load(Ordering::SeqCst) == count;
+    let (first, second, third, last) = tokio::join!(long(), long(), long(), async {
+        kit.until("three run", || runs(3)).await;
+        for _ in 0..4 {
+            let refused = short().await;
+            assert_eq!(refused.json()["error"]["code"], json!("predicted_miss"));
+        }
+        let passes = async {
+            kit.until("the long one is queued", || kit.gateway.dispatcher.queue_load().requests == 1).await;
+            assert_eq!(speaker.calls.lock().unwrap().len(), 3, "there is room, and it is not taken");
+            kit.clock.advance(11_000_000);
+            kit.until("the long one runs", || runs(4)).await;
+            pace.add_permits(100);
+        };
+        let (last, ()) = tokio::join!(long(), passes);
+        last
+    });
+    assert!([first, second, third, last].iter().all(|answer| answer.status == StatusCode::OK));
+    assert_eq!(kit.leased(), (0, 0));
+    let inputs = kit.rows.inputs.lock().unwrap();
+    let looked = inputs.iter().rev().find(|row| row.refused_lately.is_some()).expect("what it waited for");
+    assert_eq!(looked.refused_lately.as_ref().unwrap().len(), 4);
+}
+
 /// Scenario: nine seconds are predicted, and two requests have eight: one comes to an idle fleet, the other while one runs.
 /// Guarantees: the first starts at once; the second waits, though there is room, and starts when nothing runs.
 #[tokio::test]
