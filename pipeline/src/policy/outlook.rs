@@ -72,8 +72,8 @@ pub struct Chances {
     pub alone: f64,
     /// With less a request is refused.
     pub refuse: f64,
-    /// Most requests that a start may have refused by the engine time that it takes (`turned_away`); one that takes more waits until
-    /// fewer are.
+    /// Most requests that a start may have refused by the engine time that it takes (`turned_away`), times its chance; one that takes
+    /// more waits until fewer are.
     pub displaced_max: f64,
 }
 
@@ -332,8 +332,9 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
             stay_seconds: race.whole_seconds,
             instances: request.view.instances.iter().filter(|instance| instance.is_ready).count(),
         };
-        let is_dear =
-            request.deadline.is_stated && forecast.turned_away.price(request.now, &takes) > chances.displaced_max;
+        // A start with half a chance serves half a request.
+        let price = forecast.turned_away.price(request.now, &takes);
+        let is_dear = request.deadline.is_stated && price > chances.displaced_max * now;
         let longest_wait = race.longest_wait((chances.start * best).max(worth), 0.0).filter(|_| !is_dear);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));

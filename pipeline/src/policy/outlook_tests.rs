@@ -133,8 +133,9 @@ fn the_latest_start_that_is_worth_it() {
 }
 
 /// Scenario: twenty short requests were refused lately. A long one comes, with time enough; a short one; a long one that stated no
-/// deadline; the first where that many refusals are allowed.
-/// Guarantees: the first has no latest start, here or where nothing runs, while its chance is told as it is; the others have theirs.
+/// deadline; the first where that many refusals are allowed; a middling one, sure to make it, then with a third of a chance.
+/// Guarantees: the first has no latest start, here or where nothing runs, while its chance is told as it is; the others have theirs, but
+/// for the last: it serves less than those that are refused for it.
 #[test]
 fn what_is_too_dear_has_no_start() {
     let (view, candidates) = (view(1), [cost(0, 0, 0.0)]);
@@ -151,6 +152,14 @@ fn what_is_too_dear_has_no_start() {
     let short = of(5, true, CHANCES);
     assert!(short.start_by > 0 && short.worth_by > Some(0), "{short:?}");
     assert!(of(101, false, CHANCES).start_by > 0);
+    let middling = |due_by: Deadline| {
+        let turned_away = Rejects { since: None, lately: vec![refused; 20] };
+        let forecast = Forecast { turned_away, ..forecast(vec![9; 8]) };
+        outlook(&ask(&due_by, &candidates, &view), &forecast, Chances { worth: 0.1, ..CHANCES }).unwrap()
+    };
+    assert!(middling(due(5, 10)).start_by > 0);
+    let unlikely = middling(Deadline { whole: Some(250_000), ..due(1, 1) });
+    assert!((0.2..0.5).contains(&unlikely.meet) && unlikely.alone_by < Some(0), "{unlikely:?}");
     assert!(of(101, true, Chances { displaced_max: f64::INFINITY, ..CHANCES }).start_by > 0);
 }
 

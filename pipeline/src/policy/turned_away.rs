@@ -6,6 +6,7 @@
 //! That number is its price, in requests; one of the size of those refused costs about one, a long one many. It is the shadow price
 //! of an engine second in the linear program that serves the most requests; what is served by shortest processing time is its answer.
 //!
+//! A start with half a chance serves half a request, so it is the price over the chance that is bounded (`outlook`).
 //! Only those of its own tier and better ones count: nobody waits for the sake of a worse one.
 //!
 //! Who comes is told from who was refused in the time before: in as long as it will stay, but at least [`LATELY_MIN`] and at most
