@@ -71,8 +71,7 @@ impl SloCase {
     /// `demand` came `at` then.
     pub fn new(seen: SloSeen, demand: &Demand, (lot, at): (f64, Micros)) -> Self {
         let (model, tier, sequences) = (demand.model.clone(), demand.tier, demand.sequences);
-        let could_be_met = |outlook: &Outlook| outlook.alone_by.is_none_or(|by| by >= at);
-        let needs_seconds = seen.outlook.filter(could_be_met).map(|outlook| outlook.engine_seconds);
+        let needs_seconds = seen.outlook.filter(|outlook| outlook.is_met_alone).map(|outlook| outlook.engine_seconds);
         let known = (at, demand.known.clone());
         Self { seen, model, tier, sequences, lot, wait_us: 0, known, needs_seconds, start: None }
     }

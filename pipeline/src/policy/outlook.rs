@@ -77,6 +77,13 @@ pub struct Chances {
     pub displaced_max: f64,
 }
 
+impl Chances {
+    /// A start with half a chance serves half a request. No price is never too high.
+    fn is_dear(&self, price: Option<f64>, chance: f64) -> bool {
+        price.is_some_and(|price| price > self.displaced_max * chance)
+    }
+}
+
 /// What is before it in the gateway's queue.
 #[derive(Debug, Clone, Copy)]
 pub enum Wait<'a> {
@@ -108,6 +115,8 @@ pub struct Outlook {
     pub worth_by: Option<Micros>,
     /// The latest start that is worth it where nothing runs. `None` as there.
     pub alone_by: Option<Micros>,
+    /// Where nothing runs its chance would be as good as is asked for there, whoever is refused for it.
+    pub is_met_alone: bool,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
     /// Of the engine, that it takes there, its answer of mean length, or the longest where that is not known.
@@ -295,13 +304,15 @@ impl Race {
 /// The race on one candidate.
 struct Entry<'a> {
     meet: f64,
+    /// Were it to start now.
+    now: f64,
     best: f64,
     race: Race,
     wait: Prediction,
     longest_wait: Option<f64>,
     worth: f64,
-    /// Too many would be refused for it.
-    is_dear: bool,
+    /// Requests that would be refused for it; `None`: it has no price.
+    price: Option<f64>,
     run: Run,
     cost: &'a CandidateCost,
 }
@@ -332,30 +343,31 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
             stay_seconds: race.whole_seconds,
             instances: request.view.instances.iter().filter(|instance| instance.is_ready).count(),
         };
-        // A start with half a chance serves half a request.
-        let price = forecast.turned_away.price(request.now, &takes);
-        let is_dear = request.deadline.is_stated && price > chances.displaced_max * now;
+        let price = request.deadline.is_stated.then(|| forecast.turned_away.price(request.now, &takes));
+        let is_dear = chances.is_dear(price, now);
         let longest_wait = race.longest_wait((chances.start * best).max(worth), 0.0).filter(|_| !is_dear);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if found.as_ref().is_none_or(|other| meet > other.meet) {
-            found = Some(Entry { meet, best, race, wait, longest_wait, worth, is_dear, run, cost });
+            found = Some(Entry { meet, now, best, race, wait, longest_wait, worth, price, run, cost });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, best, race, wait, longest_wait, worth, is_dear, run, cost } = found?;
+    let Entry { meet, now, best, race, wait, longest_wait, worth, price, run, cost } = found?;
     let drain_seconds = run.drain_seconds;
     let before = wait.mean + drain_seconds;
-    let latest = |wait: Option<f64>| {
-        let wait = wait.filter(|_| !is_dear);
+    let latest = |race: &Race, chance: f64, now: f64| {
+        let wait = race.longest_wait(chance, 0.0).filter(|_| !chances.is_dear(price, now));
         wait.map_or(request.now - 1, |seconds| request.now + micros(seconds))
     };
     let alone = Some(&run).filter(|_| request.deadline.is_stated).and_then(|run| run.alone(request, cost));
     let alone = alone.map(|run| Race::of(&run, request, lengths));
+    let alone = alone.map(|race| (race.meet(&Prediction::default()), race));
+    let asked_alone = worth.min(chances.alone);
     let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
     Some(Outlook {
         meet,
@@ -365,9 +377,10 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         whole_seconds: wait.mean + race.whole_seconds,
         first_token_due_seconds: race.first.1,
         whole_due_seconds: race.whole_due_seconds(),
-        start_by: latest(longest_wait),
-        worth_by: request.deadline.is_stated.then(|| latest(race.longest_wait(worth, 0.0))),
-        alone_by: alone.map(|race| latest(race.longest_wait(worth.min(chances.alone), 0.0))),
+        start_by: longest_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
+        worth_by: request.deadline.is_stated.then(|| latest(&race, worth, now)),
+        alone_by: alone.as_ref().map(|(now, race)| latest(race, asked_alone, *now)),
+        is_met_alone: alone.is_none_or(|(now, _)| now >= asked_alone),
         engine_seconds: run.engine_seconds(race.mean_tokens.unwrap_or(request.max_tokens)),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })
