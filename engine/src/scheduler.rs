@@ -3,8 +3,8 @@
 //! Order of a plan: one token for each decoding sequence of L1 and L2; then lane by lane the prefills under way and the
 //! sequences that wait, whoever is due first, in chunks of what the budget leaves: a long prompt under way holds up no
 //! short one with less time (A4 d). What prompts take of a step is bounded by tokens and, if asked for, by the step's
-//! time (`step_pace`), and they wait a little for those that could not be whole in time beside them. Where the whole batch would be too slow for somebody's deadline, those with the most time rest
-//! (`resting`). L3 comes last with its decodes too, and a lane admits only while no higher lane waits: L3 fills
+//! time (`step_pace`), and they wait a little for those that could not be whole in time beside them. Where the whole
+//! batch would be too slow for somebody's deadline, those with the most time rest (`resting`). L3 comes last with its decodes too, and a lane admits only while no higher lane waits: L3 fills
 //! idle capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
 //! that step. A lane whose head doesn't fit waits; later ones don't slip past it.
 //!

@@ -1,7 +1,8 @@
 //! What a request would do to others on the instance that routing chose (SPEC A4): the view, the claims and the predictors of the
-//! moment, given to `policy::harm` and `policy::upcoming`.
+//! moment, given to `policy::turned_away`, `policy::harm` and `policy::upcoming`.
 //!
-//! Invariant: where nothing runs nobody is harmed, so every request can start. Cost: that of the two policies. No state.
+//! Invariant: where nothing runs and nobody was refused lately nobody is harmed, so every request can start; what has waited `aging`
+//! minds only those that run. Cost: that of the three policies. No state.
 
 use operators::{DecodeWork, PrefillWork};
 
@@ -19,7 +20,7 @@ use crate::{
 
 impl Dispatcher {
     /// Whether requests that run on the instance chosen, or as many as it counts for of those likely to come, would miss their
-    /// deadlines by this one. What is not known does no harm; nor does what has waited long enough harm those that have not come.
+    /// deadlines by this one, or more would be refused for it than it may (its chance counts in its latest starts). What is not known does no harm; nor does what has waited long enough harm those that have not come.
     pub(super) fn would_harm(
         &self,
         demand: &Demand,

@@ -487,7 +487,11 @@ fn cached_rows(view: &ClusterView) -> Option<Vec<CachedRow>> {
 fn instance_of(row: &InstanceInputRow, of: &PolicyInputRow) -> InstanceView {
     let seat = of.bucket_seats.iter().flatten().find(|seat| seat.instance == row.instance);
     let prompts = of.prompts_due.iter().flatten().filter(|prompt| prompt.instance == row.instance);
-    let cached = of.cached_blocks.iter().flatten().find(|cached| cached.instance == row.instance);
+    // In the order of their ids, as the instances are.
+    let cached = of.cached_blocks.as_deref().and_then(|all| {
+        let place = all.binary_search_by_key(&row.instance, |cached| cached.instance).ok()?;
+        Some(all[place])
+    });
     let engine = || {
         Some(EngineView {
             reported_at: row.reported_at?,

@@ -6,8 +6,8 @@
 //! `blocks_max` blocks are believed, the one used longest ago is forgotten first, and of a prompt its end before its front.
 //!
 //! Invariant: a hit is never longer than the longest common front of this prompt and one that was sent there since the
-//! worker's start. Cost: a look for a prompt takes no lock, one for sizes takes one; so does a dispatch, with a map access a block. State: `blocks_max` blocks of
-//! 80 bytes or so a worker.
+//! worker's start. Cost: a look for a prompt takes no lock, one for sizes takes one; so does a dispatch, with a map access
+//! a block. State: `blocks_max` blocks of 80 bytes or so a worker.
 
 use std::{
     collections::{HashMap, VecDeque},
