@@ -70,7 +70,8 @@ pub struct EngineConfig {
     /// Most new tokens in a step, decode and prefill together. Default 512. More than `max_running`.
     pub token_budget: usize,
     /// Longest time of a step in microseconds, as far as the length of its prompts decides it, and longest rest of a
-    /// sequence for another's deadline; `None`: `token_budget` alone bounds prompts, and nobody rests. Counts once
+    /// sequence for another's deadline; a prompt waits for one ten times as long at most. `None`: `token_budget` alone bounds
+    /// prompts, and nobody rests or waits. Counts once
     /// [`Engine::took`](crate::engine::Engine::took) has told how long steps take. Default none.
     pub prefill_step_us: Option<Micros>,
     /// Most sequences with KV. Default 64.

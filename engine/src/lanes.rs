@@ -2,10 +2,10 @@
 //!
 //! Within a lane: interrupted sequences first (they wait as short as blocks allow), by arrival; then by least slack,
 //! where the due time is the deadline or `submitted + max_overtake`, whichever is earlier; then by arrival. A sequence
-//! whose deadline, a latest start, has passed can no longer make it and falls back to `submitted + max_overtake` (A4 d); if it is
-//! known when it is dropped, only once a quarter of the time until then has passed, too: it could still be in time with luck. So later
-//! arrivals overtake anyone for at most `max_overtake`, and equals go in order of arrival: nobody starves within a
-//! lane.
+//! whose deadline, a latest start, has passed can no longer make it and falls back to `submitted + max_overtake` (A4 d); if
+//! it is known when it is dropped, only once a quarter of the time until then has passed, too: it could still be in time
+//! with luck. So later arrivals overtake anyone for at most `max_overtake`, and equals go in order of arrival: nobody
+//! starves within a lane.
 //!
 //! Cost: O(log n) to insert, remove and look at the head (an expired deadline moves its sequence once). Bound:
 //! `max_waiting` is held by `submit`; interrupted sequences come on top, at most `max_running`.

@@ -4,8 +4,8 @@
 //! sequences that wait, whoever is due first, in chunks of what the budget leaves: a long prompt under way holds up no
 //! short one with less time (A4 d). What prompts take of a step is bounded by tokens and, if asked for, by the step's
 //! time (`step_pace`), and they wait a little for those that could not be whole in time beside them. Where the whole
-//! batch would be too slow for somebody's deadline, those with the most time rest (`resting`). L3 comes last with its decodes too, and a lane admits only while no higher lane waits: L3 fills
-//! idle capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
+//! batch would be too slow for somebody's deadline, those with the most time rest (`resting`). L3 comes last with its
+//! decodes too, and a lane admits only while no higher lane waits: L3 fills idle capacity only. If pages run out in decode, the last in the order of service gives way, and nobody is admitted in
 //! that step. A lane whose head doesn't fit waits; later ones don't slip past it.
 //!
 //! Invariants: a step plans at most `token_budget` tokens and runs at most `max_running` sequences; planned tokens have
@@ -165,6 +165,9 @@ impl Scheduler {
         let Some(most) = self.config.prefill_step_us else { return };
         let Some(alone) = self.pace.decode_us(decoding) else { return };
         let prompts = self.uncomputed(now);
+        if prompts.is_empty() {
+            return;
+        }
         let decoders = self.roster.running.values().filter(|sequence| sequence.is_decoding());
         let paced = |sequence: &Sequence| Some((sequence.needed_pace(now)?, sequence.request.drop_at?));
         let mut needed: Vec<(Micros, Micros)> = decoders.filter_map(paced).collect();

@@ -7,13 +7,13 @@
 //!
 //! A step takes base + per decoding sequence + per prompt token: recursive least squares, older steps fading.
 //! Invariants: a function of what it was told; nothing is bounded before [`STEPS_MIN`] steps with prompts were seen; a
-//! prompt always gets on by at least [`CHUNK_MIN`] tokens. Cost: O(1) a step. State: twelve numbers.
+//! chunk is never bounded to fewer than [`CHUNK_MIN`] tokens. Cost: O(1) a step. State: twelve numbers.
 
 use crate::{Micros, step::StepStats};
 
 /// Steps with prompt tokens before their time is known.
 const STEPS_MIN: u32 = 8;
-/// A prompt gets on by this much however slow its steps are.
+/// A chunk may have this many tokens however slow its step is.
 pub(crate) const CHUNK_MIN: usize = 16;
 /// What a step's weight is multiplied by with each later one.
 const FORGETTING: f64 = 0.995;

@@ -11,11 +11,8 @@ use super::{
     instances::InstanceEntry,
     reading::PlaceReading,
 };
-use crate::{
-    ids::micros,
-    policy::{
-        CandidateCost, Forecast, InstanceView, Newcomer, Pace, Placement, PromptQueue, Skill, Stay, Takes, harms,
-    },
+use crate::policy::{
+    CandidateCost, Forecast, InstanceView, Newcomer, Pace, Placement, PromptQueue, Skill, Stay, Takes, harms,
 };
 
 impl Dispatcher {
@@ -40,7 +37,7 @@ impl Dispatcher {
         let prefill_seconds = cost.prefill.seconds + cost.fetch.seconds;
         let instances = reading.view.instances.iter().filter(|instance| instance.is_ready).count();
         let stay = Stay { instances, seconds: stay.seconds + prefill_seconds, ..stay };
-        let has_aged = reading.now - demand.since >= micros(demand.model.policy.queue.aging);
+        let has_aged = demand.model.policy.queue.has_aged(demand.since, reading.now);
         let takes = Takes {
             tier: demand.tier,
             engine_seconds: prefill_seconds + stay.decode_seconds(due.tokens, pace.next_step_seconds),

@@ -40,7 +40,7 @@ pub struct PlaceReading {
     pub max_tokens: u32,
     pub turn: u64,
     pub excluded: Vec<InstanceId>,
-    /// Instances where requests would have missed their deadlines by this one.
+    /// Instances where others would have missed their deadlines, or been refused, by this one.
     pub spared: Vec<InstanceId>,
 }
 

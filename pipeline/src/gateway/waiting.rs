@@ -15,9 +15,8 @@ use super::{
     serve::Case,
     slo::SloCase,
 };
-use crate::{
-    ids::micros,
-    policy::{Chances, Judgement, Outlook, OutlookRequest, RouteRejection, SloSeen, Wait, judge, outlook, token_cost},
+use crate::policy::{
+    Chances, Judgement, Outlook, OutlookRequest, RouteRejection, SloSeen, Wait, judge, outlook, token_cost,
 };
 
 /// How a wait ended.
@@ -129,7 +128,7 @@ pub fn outlook_of(
     let forecast = &reading.forecast.forecast;
     let chances = policy.deadline.chances(place.tier, forecast.missed_share);
     // What has waited long enough goes whoever is refused for it.
-    let has_aged = reading.since.is_some_and(|since| place.now - since >= micros(policy.queue.aging));
+    let has_aged = reading.since.is_some_and(|since| policy.queue.has_aged(since, place.now));
     let displaced_max = if has_aged { f64::INFINITY } else { chances.displaced_max };
     outlook(&request, forecast, Chances { displaced_max, ..chances })
 }

@@ -327,6 +327,7 @@ pub fn chance(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> (
 /// What is to be expected of a request. `None`: nothing is known of any candidate.
 pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chances) -> Option<Outlook> {
     let lengths = &forecast.lengths[usize::from(request.tier.number())];
+    let instances = request.view.instances.iter().filter(|instance| instance.is_ready).count();
     let mut found: Option<Entry<'_>> = None;
     for cost in request.candidates {
         let Some(run) = Run::of(request, cost, forecast) else { continue };
@@ -341,7 +342,7 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
             tier: request.tier,
             engine_seconds: seconds.unwrap_or(0.0),
             stay_seconds: race.whole_seconds,
-            instances: request.view.instances.iter().filter(|instance| instance.is_ready).count(),
+            instances,
         };
         let price = request.deadline.is_stated.then(|| forecast.turned_away.price(request.now, &takes));
         let is_dear = chances.is_dear(price, now);

@@ -69,6 +69,11 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
+    /// What came then has waited long enough to go before others.
+    pub fn has_aged(&self, since: Micros, now: Micros) -> bool {
+        now.saturating_sub(since) >= micros(self.aging)
+    }
+
     /// Has a queue with this load room for one more entry of this size?
     pub fn has_room(&self, load: QueueLoad, size: EntrySize) -> bool {
         let after = load.with(size);
@@ -190,7 +195,6 @@ pub struct FairQueue<T> {
     load: QueueLoad,
     next_ticket: u64,
     config: QueueConfig,
-    aging_us: Micros,
 }
 
 fn lane_of(tier: Tier) -> usize {
@@ -215,7 +219,6 @@ impl<T> FairQueue<T> {
             load: QueueLoad::default(),
             next_ticket: 0,
             config: config.clone(),
-            aging_us: micros(config.aging),
         }
     }
 
@@ -299,7 +302,7 @@ impl<T> FairQueue<T> {
     }
 
     fn is_aged(&self, ticket: Ticket, now: Micros) -> bool {
-        self.entries.get(&ticket).is_some_and(|waiting| now.saturating_sub(waiting.since) >= self.aging_us)
+        self.entries.get(&ticket).is_some_and(|waiting| self.config.has_aged(waiting.since, now))
     }
 
     /// Entries whose latest start has passed become late, and later not worth a start.

@@ -138,7 +138,7 @@ pub fn route(
             .push_str(&format!("; {cheaper} cheaper within the error, but with more cached than its {blocks} blocks"));
     }
     if !request.spared.is_empty() {
-        reason.push_str(&format!("; {} spared for the deadlines of what runs there", request.spared.len()));
+        reason.push_str(&format!("; {} spared for the deadlines of others", request.spared.len()));
     }
     if chosen.cost.bucket.fit == Fit::Borrows {
         reason.push_str(&format!("; borrows in another bucket at {:.3} s", chosen.cost.bucket.seconds));

@@ -218,6 +218,9 @@ mod tests {
         assert_eq!((fleet.cluster(7).mode, fleet.cluster(7).as_of), (ViewMode::Approximate, None));
         assert_eq!(engine(&fleet).prefill_tokens_per_second, Some(config.default_prefill_tokens_per_second));
         assert_eq!(engine(&fleet).decode_step_seconds, None);
+        assert_eq!(fleet.cluster(7).instances[0].cached_blocks, Some(0));
+        fleet.record.sent(InstanceId(3), &[1, 2]);
+        assert_eq!(fleet.cluster(7).instances[0].cached_blocks, Some(2));
         let lease = leases.reserve(10_000, 20_000).unwrap();
         let sent = [worker.prefill(8000), worker.prefill(1000)];
         assert_eq!((engine(&fleet).running, engine(&fleet).queued_prefill_tokens), (1, 9000 - config.step_tokens));

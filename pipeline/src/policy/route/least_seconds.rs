@@ -22,12 +22,16 @@ pub(super) fn order(candidates: &mut [Candidate<'_>], config: &RouteConfig) {
         let cost = candidate.cost;
         cost.has_room && cost.compared_seconds <= bound && cost.hit_tokens >= least.hit_tokens
     };
-    let alike = (first..candidates.len()).filter(|rank| is_alike(&candidates[*rank]));
-    let fills: Option<Vec<(f64, usize)>> = alike.map(|rank| Some((fill(&candidates[rank])?, rank))).collect();
-    // Of equals the first, which is the cheapest.
-    let emptiest = fills.iter().flatten().min_by(|a, b| a.0.total_cmp(&b.0));
+    let mut emptiest: Option<(f64, usize)> = None;
+    for rank in (first..candidates.len()).filter(|rank| is_alike(&candidates[*rank])) {
+        let Some(fill) = fill(&candidates[rank]) else { return };
+        // Of equals the first, which is the cheapest.
+        if emptiest.is_none_or(|(least, _)| fill < least) {
+            emptiest = Some((fill, rank));
+        }
+    }
     if let Some((_, rank)) = emptiest {
-        candidates[first..=*rank].rotate_right(1);
+        candidates[first..=rank].rotate_right(1);
     }
 }
 
