@@ -277,6 +277,7 @@ impl Dispatcher {
             services: predicted.services,
             drain_tokens_per_second: learnt.drain.tokens_per_second(now),
             skill: learnt.skill.skill(prompt_tokens),
+            calibration: learnt.calibration.calibration(),
             queue,
             missed_share: learnt.waste.missed_share(now),
             mean_seconds: learnt.waste.mean_seconds(),

@@ -13,9 +13,9 @@ use super::dispatcher::{Demand, Pressure};
 use crate::{
     ids::{InstanceId, Micros, Name, ProcessEpoch},
     policy::{
-        Asked, Backlog, BucketSeat, ClusterView, EngineView, FetchTimes, Forecast, InstanceView, LevelTokens,
-        PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio, Refused, Rejects,
-        Skill, SloAsk, ThrottleState, ThrottleStep, Tier, ViewMode, lot_of,
+        Asked, Backlog, BucketSeat, Calibration, ClusterView, EngineView, FetchTimes, Forecast, InstanceView,
+        LevelTokens, PrefixHit, PrefixHits, PrefixReading, PromptDue, QueueLoad, QueueProfile, QueueStep, Ratio,
+        Refused, Rejects, Skill, SloAsk, ThrottleState, ThrottleStep, Tier, ViewMode, lot_of,
     },
     rows::{
         CachedRow, HitRow, InstanceInputRow, PolicyInputRow, PromptDueRow, QueueStepRow, RejectRow, SeatRow,
@@ -260,8 +260,17 @@ fn asked_of(row: &PolicyInputRow) -> Asked {
 }
 
 fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputRow {
-    let Forecast { lengths, services, drain_tokens_per_second, skill, queue, missed_share, mean_seconds, turned_away } =
-        &reading.forecast;
+    let Forecast {
+        lengths,
+        services,
+        drain_tokens_per_second,
+        skill,
+        calibration,
+        queue,
+        missed_share,
+        mean_seconds,
+        turned_away,
+    } = &reading.forecast;
     let steps = queue.tiers.iter().zip(0u8..).flat_map(|(steps, tier)| {
         steps.iter().map(move |step| QueueStepRow {
             tier,
@@ -279,6 +288,8 @@ fn with_forecast(row: PolicyInputRow, reading: &ForecastReading) -> PolicyInputR
         services: Some(services.iter().map(service_row).collect()),
         drain_tokens_per_second: *drain_tokens_per_second,
         skill: Some(vec![skill.first.mean, skill.first.variance, skill.whole.mean, skill.whole.variance]),
+        chance_offset: Some(calibration.offset),
+        chance_slope: Some(calibration.slope),
         queue_steps: Some(steps.collect()),
         missed_share: Some(*missed_share),
         request_seconds: *mean_seconds,
@@ -330,11 +341,15 @@ fn forecast_of(row: &PolicyInputRow) -> ForecastReading {
     let refused_of = |row: &RejectRow| {
         Some(Refused { at: row.at_us, tier: Tier::of_number(row.tier)?, engine_seconds: row.engine_seconds })
     };
+    let calibration = row.chance_offset.zip(row.chance_slope);
+    let calibration = calibration.and_then(|(offset, slope)| Calibration::new(offset, slope));
     let forecast = Forecast {
         lengths: [0, 1, 2].map(lengths),
         services: row.services.iter().flatten().map(service).collect(),
         drain_tokens_per_second: row.drain_tokens_per_second,
         skill,
+        // Earlier versions took chances as they were predicted.
+        calibration: calibration.unwrap_or_default(),
         queue: QueueProfile { tiers: [0, 1, 2].map(steps) },
         // Earlier versions did not measure it.
         missed_share: row.missed_share.unwrap_or(0.0),

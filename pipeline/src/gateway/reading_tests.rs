@@ -55,6 +55,7 @@ fn forecast() -> ForecastReading {
         services: vec![("q8".into(), time)],
         drain_tokens_per_second: Some(1.0 / 3.0),
         skill: Skill { first: ratio(0.1), whole: ratio(-0.2) },
+        calibration: Calibration { offset: 0.1 + 0.2, slope: 1.0 / 3.0 },
         queue: QueueProfile { tiers: [Vec::new(), vec![step], vec![QueueStep { start_by: -1, ..step }, step]] },
         missed_share: 1.0 / 7.0,
         mean_seconds: Some(1.0 / 9.0),

@@ -180,6 +180,13 @@ impl Case {
         }
     }
 
+    /// By when its engine must start it. What is let through to see goes behind what can make it there, too.
+    fn engine_by(&self) -> Option<Micros> {
+        let SloCase { seen, model, .. } = self.slo.as_ref()?;
+        let counts = model.policy.deadline.mode == Mode::On && !seen.is_trial;
+        seen.outlook.filter(|_| counts).map(|outlook| outlook.engine_by)
+    }
+
     /// What its coming says of those to come, if it has a deadline of its own that counts.
     fn came(&self, demand: &Demand, candidates: &[CandidateCost]) -> Option<Came> {
         let (due, best) = (demand.due?, candidates.first()?);
@@ -197,7 +204,12 @@ impl Case {
         let of = |worth: fn(&SloSeen, &DeadlineConfig) -> Option<Micros>| {
             self.slo.as_ref().and_then(|slo| worth(&slo.seen, &slo.model.policy.deadline))
         };
-        Starts { start_by: self.start_by(), worth_by: of(SloSeen::worth_by), alone_by: of(SloSeen::alone_by) }
+        Starts {
+            start_by: self.start_by(),
+            worth_by: of(SloSeen::worth_by),
+            alone_by: of(SloSeen::alone_by),
+            engine_by: self.engine_by(),
+        }
     }
 
     /// What its deadline asks of an instance's time: by when it is due, at the length expected of it.
@@ -504,7 +516,7 @@ impl Plans<'_> {
                         stop_strings: common.stop_strings.clone(),
                     },
                     lane: if self.demand.tier == Tier::High { Lane::L1 } else { Lane::L2 },
-                    deadline: self.demand.starts.start_by,
+                    deadline: self.demand.starts.engine_by.or(self.demand.starts.start_by),
                     drop_at: self.drop_at,
                     cache_salt: model.cache_salt,
                     sampling_offset: 0,

@@ -15,7 +15,9 @@ use super::{
 };
 use crate::{
     ids::{Micros, Name},
-    policy::{Forecast, Learnt, Met, Outlook, OutlookRequest, Refused, Run, SloSeen, Tier, Venture, Wait, chance},
+    policy::{
+        Forecast, Learnt, Met, Outlook, OutlookRequest, Refused, Run, SloSeen, StartChance, Tier, Venture, Wait, chance,
+    },
     rows::{SloReliabilityRow, SloRow},
 };
 
@@ -63,7 +65,7 @@ pub struct SloCase {
 struct Start {
     at: Micros,
     run: Option<Run>,
-    meet: Option<f64>,
+    chance: Option<StartChance>,
     venture: Option<Venture>,
 }
 
@@ -102,15 +104,15 @@ impl SloCase {
             wait: Wait::None,
         };
         let run = chosen.and_then(|cost| Run::of(&request, cost, &known));
-        let (meet, seconds) = run.as_ref().map(|run| chance(run, &request, &known)).unzip();
+        let chance = run.as_ref().map(|run| chance(run, &request, &known));
         // An answer without a stated deadline is of use whenever it comes; what is let through to see is not started for its chance.
         let of_use = |meet: f64| if self.seen.deadline.is_stated { meet } else { 1.0 };
-        let venture = meet.zip(seconds).filter(|_| !self.seen.is_trial);
-        let venture = venture.and_then(|(meet, seconds)| Venture::new(reading.now, seconds, of_use(meet)));
+        let venture = chance.filter(|_| !self.seen.is_trial);
+        let venture = venture.and_then(|chance| Venture::new(reading.now, chance.engine_seconds, of_use(chance.meet)));
         if let Some(venture) = &venture {
             gateway.dispatcher.learn(&self.model, |learnt| learnt.waste.started(venture));
         }
-        self.start = Some(Start { at: reading.now, run, meet, venture });
+        self.start = Some(Start { at: reading.now, run, chance, venture });
     }
 
     fn margin(&self, recorder: &Recorder, (end, now): (SloEnd, Micros)) -> Option<Micros> {
@@ -149,6 +151,10 @@ impl SloCase {
         if let Some(outlook) = &self.seen.outlook {
             learnt.reliability.learn(self.tier, outlook.meet, met(is_met));
         }
+        // What is let through to see goes behind all others: its chance is not that of those that start for it.
+        if let Some(chance) = self.start.as_ref().and_then(|start| start.chance).filter(|_| !self.seen.is_trial) {
+            learnt.calibration.learn(chance.plain, met(is_met));
+        }
         if let Some(venture) = self.start.as_ref().and_then(|start| start.venture) {
             learnt.waste.ended(now, &venture, met(is_met || !self.seen.deadline.is_stated));
         }
@@ -183,7 +189,7 @@ impl SloCase {
             predicted_first_token_seconds: first,
             predicted_whole_seconds: whole,
             meet_probability: meet,
-            start_meet_probability: self.start.and_then(|start| start.meet),
+            start_meet_probability: self.start.and_then(|start| start.chance).map(|chance| chance.meet),
             is_trial: self.seen.is_trial,
             prompt_tokens: recorder.prompt_tokens(),
             cached_tokens: recorder.cached_tokens(),

@@ -7,7 +7,7 @@
 
 use crate::{
     ids::Micros,
-    policy::{Tier, TurnedAway, Upcoming, WasteMeter},
+    policy::{CalibrationMeter, Tier, TurnedAway, Upcoming, WasteMeter},
 };
 
 /// Grants from the queue before its drain is known.
@@ -203,6 +203,7 @@ impl Reliability {
 pub struct Learnt {
     pub drain: DrainMeter,
     pub skill: SkillMeter,
+    pub calibration: CalibrationMeter,
     pub reliability: Reliability,
     pub upcoming: Upcoming,
     pub turned_away: TurnedAway,

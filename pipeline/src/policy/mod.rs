@@ -13,6 +13,7 @@
 //! | `harm` | who of those that run on an instance would miss its deadline by a newcomer |
 //! | `turned_away` | who of those refused could be served in the time that it takes |
 //! | `upcoming` | who of those likely to come would miss its deadline by it |
+//! | `calibration` | what a predicted chance is worth: how often such ones came true |
 //! | `waste` | engine time lost on answers that come too late, and the chance that a start needs then |
 //! | `learnt` | how fast the queue drains, and how predictions fare |
 //! | `capacity` | the fraction of an instance that a token takes, by length of request (SPEC B1) |
@@ -32,6 +33,7 @@ mod bucket_fit;
 mod bucket_partition;
 mod bucket_plan;
 mod bucket_replan;
+mod calibration;
 mod capacity;
 mod classify;
 mod deadline;
@@ -56,6 +58,7 @@ pub use bucket_fit::*;
 pub use bucket_partition::*;
 pub use bucket_plan::*;
 pub use bucket_replan::*;
+pub use calibration::*;
 pub use capacity::*;
 pub use classify::*;
 pub use deadline::*;

@@ -2,7 +2,8 @@
 //! + drain of what the instance has before it + prefill of what is not cached + decode of a predicted number of tokens.
 //!
 //! Times are distributions: service times with the spread of their fit, output lengths as equally likely ones, both widened
-//! and shifted by how earlier predictions fared ([`Skill`]). Invariants: unknown is not a time. What is not known (the
+//! and shifted by how earlier predictions fared ([`Skill`]); what comes of that is corrected by how often it came true
+//! ([`Calibration`]). Invariants: unknown is not a time. What is not known (the
 //! queue's drain, the length of the answer) is left out, so that the chance is too good rather than too bad, and without service
 //! times there is no chance at all: nobody is refused without evidence. More time, or less work before it, never lowers a
 //! chance. Cost: candidates are looked at in order until one makes it as good as certainly, usually the first; a request that
@@ -13,8 +14,8 @@ use operators::{DecodeWork, Prediction, PrefillWork, ServiceTime};
 use crate::{
     ids::Micros,
     policy::{
-        CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Rejects, Skill, Takes, Tier,
-        TierWeights, worth_of,
+        Calibration, CandidateCost, ClusterView, Deadline, InstanceView, QueueProfile, Ratio, Rejects, Skill, Takes,
+        Tier, TierWeights, worth_of,
     },
 };
 
@@ -32,6 +33,7 @@ pub struct Forecast {
     pub services: Vec<(String, ServiceTime)>,
     pub drain_tokens_per_second: Option<f64>,
     pub skill: Skill,
+    pub calibration: Calibration,
     pub queue: QueueProfile,
     /// Share of the engines' time that lately went to answers that came too late, or is expected to (`waste`).
     pub missed_share: f64,
@@ -56,14 +58,14 @@ pub struct OutlookRequest<'a> {
     pub candidates: &'a [CandidateCost],
     pub view: &'a ClusterView,
     pub wait: Wait<'a>,
-    /// The best chance it ever had, as far as known: that of a start on arrival.
+    /// The best chance it ever had by predicted times alone, as far as known: that of a start on arrival.
     pub best: f64,
 }
 
 /// Chances that decide.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chances {
-    /// The latest start is when it has fallen to this share of the best that it had, or to `worth`.
+    /// The latest start is when, by predicted times alone, it has fallen to this share of the best that it had, or to `worth`.
     pub start: f64,
     /// With less, were it to start now, a start is not worth it while others run or can still make theirs; of a request of mean size
     /// (`waste`).
@@ -98,7 +100,7 @@ pub enum Wait<'a> {
 pub struct Outlook {
     /// Chance of the deadline, where it is best.
     pub meet: f64,
-    /// The same, were it to start now; or the best that it had before, if that was better.
+    /// The same by predicted times alone, were it to start now; or the best that it had before, if that was better.
     pub best: f64,
     /// Mean seconds in the queue, as far as known.
     pub wait_seconds: f64,
@@ -110,6 +112,8 @@ pub struct Outlook {
     pub whole_due_seconds: Option<f64>,
     /// The latest start with the chance asked for, or now; before now, if none is worth it any more.
     pub start_by: Micros,
+    /// The same, whatever a start is worth, for engines: one that has been let in is not lost for what others would make of its time.
+    pub engine_by: Micros,
     /// The latest start that is worth it beside others, not before `start_by`; before now, if none is any more, or while too many would
     /// be refused for it. `None`: any is, as of deadlines that nobody stated: those are worth something even when they are missed.
     pub worth_by: Option<Micros>,
@@ -247,10 +251,12 @@ struct Race {
     whole_seconds: f64,
     /// Of one sequence, on average; `None`: not known.
     mean_tokens: Option<u32>,
+    calibration: Calibration,
 }
 
 impl Race {
-    fn of(run: &Run, request: &OutlookRequest<'_>, lengths: &[u32]) -> Race {
+    fn of(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> Race {
+        let lengths = forecast.lengths[usize::from(request.tier.number())].as_slice();
         let seconds = |by: Micros| (by - request.now) as f64 / 1e6;
         // An unknown length is one token: what is certain to be needed.
         let known: &[u32] = if lengths.is_empty() { &[1] } else { lengths };
@@ -267,7 +273,8 @@ impl Race {
         }
         let first = (run.first(), seconds(request.deadline.first_token));
         let mean_tokens = (!lengths.is_empty()).then(|| (tokens / known.len() as u64) as u32);
-        Race { first, wholes, whole_seconds: sum / known.len() as f64, mean_tokens }
+        let whole_seconds = sum / known.len() as f64;
+        Race { first, wholes, whole_seconds, mean_tokens, calibration: forecast.calibration }
     }
 
     fn whole_due_seconds(&self) -> Option<f64> {
@@ -277,6 +284,11 @@ impl Race {
 
     /// The chance after a wait.
     fn meet(&self, wait: &Prediction) -> f64 {
+        self.calibration.of(self.plain_meet(wait))
+    }
+
+    /// The same as predicted times have it.
+    fn plain_meet(&self, wait: &Prediction) -> f64 {
         let (first, due) = &self.first;
         let first = wait.plus(first).within(*due);
         if self.wholes.is_empty() {
@@ -286,18 +298,34 @@ impl Race {
         first.min(wholes / self.wholes.len() as f64)
     }
 
-    /// The longest wait, in seconds and not below `least`, that leaves this chance; `None`: not even the least does.
-    fn longest_wait(&self, chance: f64, least: f64) -> Option<f64> {
-        let after = |mean: f64| self.meet(&Prediction { mean, variance: 0.0 });
-        if after(least) < chance {
+    /// The longest wait, in seconds and not below `least`, that leaves what is asked; `None`: not even the least does.
+    fn longest_wait(&self, asked: &Asked, least: f64) -> Option<f64> {
+        let is_left = |mean: f64| {
+            let plain = self.plain_meet(&Prediction { mean, variance: 0.0 });
+            plain >= asked.plain && self.calibration.of(plain) >= asked.meet
+        };
+        if !is_left(least) {
             return None;
         }
         let (mut good, mut bad) = (least, self.first.1.max(least));
         for _ in 0..HALVINGS {
             let middle = 0.5 * (good + bad);
-            if after(middle) >= chance { good = middle } else { bad = middle }
+            if is_left(middle) { good = middle } else { bad = middle }
         }
         Some(good)
+    }
+}
+
+/// Chances that a wait must leave.
+struct Asked {
+    meet: f64,
+    /// Before it is corrected.
+    plain: f64,
+}
+
+impl Asked {
+    fn meet(meet: f64) -> Asked {
+        Asked { meet, plain: 0.0 }
     }
 }
 
@@ -309,6 +337,8 @@ struct Entry<'a> {
     best: f64,
     race: Race,
     wait: Prediction,
+    good_wait: Option<f64>,
+    /// The same, if a start is worth it then.
     longest_wait: Option<f64>,
     worth: f64,
     /// Requests that would be refused for it; `None`: it has no price.
@@ -317,25 +347,37 @@ struct Entry<'a> {
     cost: &'a CandidateCost,
 }
 
-/// The chance of a request that starts now, as this run, and the engine seconds that it takes.
-pub fn chance(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> (f64, f64) {
-    let lengths = &forecast.lengths[usize::from(request.tier.number())];
-    let race = Race::of(run, request, lengths);
-    (race.meet(&Prediction::default()), run.engine_seconds(race.mean_tokens.unwrap_or(request.max_tokens)))
+/// What is to be expected of a request that starts now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StartChance {
+    pub meet: f64,
+    /// The same as predicted times have it, before it is corrected by how often such a chance came true.
+    pub plain: f64,
+    /// Of the engine, that it takes.
+    pub engine_seconds: f64,
+}
+
+/// The chance of a request that starts now, as this run.
+pub fn chance(run: &Run, request: &OutlookRequest<'_>, forecast: &Forecast) -> StartChance {
+    let race = Race::of(run, request, forecast);
+    let plain = race.plain_meet(&Prediction::default());
+    let engine_seconds = run.engine_seconds(race.mean_tokens.unwrap_or(request.max_tokens));
+    StartChance { meet: forecast.calibration.of(plain), plain, engine_seconds }
 }
 
 /// What is to be expected of a request. `None`: nothing is known of any candidate.
 pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chances) -> Option<Outlook> {
-    let lengths = &forecast.lengths[usize::from(request.tier.number())];
     let instances = request.view.instances.iter().filter(|instance| instance.is_ready).count();
     let mut found: Option<Entry<'_>> = None;
     for cost in request.candidates {
         let Some(run) = Run::of(request, cost, forecast) else { continue };
-        let race = Race::of(&run, request, lengths);
-        let now = race.meet(&Prediction::default());
+        let race = Race::of(&run, request, forecast);
+        let plain = race.plain_meet(&Prediction::default());
+        let now = race.calibration.of(plain);
         // A request whose chance was never good, as that of a short one whose time cannot be told well, is late when it has lost
-        // a part of it, as others are.
-        let best = request.best.max(now);
+        // a part of it, as others are. Of the predicted times alone: that engines hurry with what has little time left is learnt from
+        // those that start, and is no reason to let it come to that.
+        let best = request.best.max(plain);
         let seconds = race.mean_tokens.map(|tokens| run.engine_seconds(tokens));
         let worth = seconds.map_or(chances.worth, |seconds| worth_of(chances.worth, seconds, forecast.mean_seconds));
         let takes = Takes {
@@ -346,30 +388,35 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         };
         let price = request.deadline.is_stated.then(|| forecast.turned_away.price(request.now, &takes));
         let is_dear = chances.is_dear(price, now);
-        let longest_wait = race.longest_wait((chances.start * best).max(worth), 0.0).filter(|_| !is_dear);
+        let good_wait = race.longest_wait(&Asked { meet: 0.0, plain: chances.start * best }, 0.0);
+        let longest_wait = race.longest_wait(&Asked { meet: worth, plain: chances.start * best }, 0.0);
+        let longest_wait = longest_wait.filter(|_| !is_dear);
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);
         let meet = race.meet(&wait);
         if found.as_ref().is_none_or(|other| meet > other.meet) {
-            found = Some(Entry { meet, now, best, race, wait, longest_wait, worth, price, run, cost });
+            found = Some(Entry { meet, now, best, race, wait, good_wait, longest_wait, worth, price, run, cost });
         }
         if meet >= chances.start {
             break;
         }
     }
-    let Entry { meet, now, best, race, wait, longest_wait, worth, price, run, cost } = found?;
+    let Entry { meet, now, best, race, wait, good_wait, longest_wait, worth, price, run, cost } = found?;
     let drain_seconds = run.drain_seconds;
     let before = wait.mean + drain_seconds;
+    let by = |wait: Option<f64>| wait.map_or(request.now - 1, |seconds| request.now + micros(seconds));
     let latest = |race: &Race, chance: f64, now: f64| {
-        let wait = race.longest_wait(chance, 0.0).filter(|_| !chances.is_dear(price, now));
-        wait.map_or(request.now - 1, |seconds| request.now + micros(seconds))
+        let wait = race.longest_wait(&Asked::meet(chance), 0.0).filter(|_| !chances.is_dear(price, now));
+        by(wait)
     };
     let alone = Some(&run).filter(|_| request.deadline.is_stated).and_then(|run| run.alone(request, cost));
-    let alone = alone.map(|run| Race::of(&run, request, lengths));
+    let alone = alone.map(|run| Race::of(&run, request, forecast));
     let alone = alone.map(|race| (race.meet(&Prediction::default()), race));
     let asked_alone = worth.min(chances.alone);
-    let excess = || race.longest_wait(chances.refuse, -drain_seconds).map_or(before, |longest| wait.mean - longest);
+    let excess = || {
+        race.longest_wait(&Asked::meet(chances.refuse), -drain_seconds).map_or(before, |longest| wait.mean - longest)
+    };
     Some(Outlook {
         meet,
         best,
@@ -378,7 +425,8 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         whole_seconds: wait.mean + race.whole_seconds,
         first_token_due_seconds: race.first.1,
         whole_due_seconds: race.whole_due_seconds(),
-        start_by: longest_wait.map_or(request.now - 1, |seconds| request.now + micros(seconds)),
+        start_by: by(longest_wait),
+        engine_by: by(good_wait),
         worth_by: request.deadline.is_stated.then(|| latest(&race, worth, now)),
         alone_by: alone.as_ref().map(|(now, race)| latest(race, asked_alone, *now)),
         is_met_alone: alone.is_none_or(|(now, _)| now >= asked_alone),

@@ -132,6 +132,25 @@ fn the_latest_start_that_is_worth_it() {
     assert!((sure.worth_by.unwrap() - sure.start_by).abs() < 10_000, "{sure:?}");
 }
 
+/// Scenario: half of the lengths too long; of such chances nine in ten have come true lately, or one in ten.
+/// Guarantees: the chance is what came true, and so is what makes a start worth it; the latest start with a good chance is that of the
+/// predicted times all the same, unless even a start now is not worth it.
+#[test]
+fn a_chance_is_what_came_true() {
+    let (view, candidates) = (view(1), [cost(0, 0, 0.0)]);
+    let sharp = Skill { first: Ratio { mean: 0.0, variance: 1e-8 }, whole: Ratio { mean: 0.0, variance: 1e-8 } };
+    let of = |calibration| {
+        let lengths = vec![50, 50, 50, 50, 500, 500, 500, 500];
+        let forecast = Forecast { skill: sharp, calibration, ..forecast(lengths) };
+        outlook(&ask(&due(1, 3), &candidates, &view), &forecast, Chances { worth: 0.2, ..CHANCES }).unwrap()
+    };
+    let plain = of(Calibration::default());
+    let (better, worse) = (of(Calibration { offset: 2.2, slope: 0.5 }), of(Calibration { offset: -2.2, slope: 0.5 }));
+    assert!((better.meet - 0.9).abs() < 0.01 && (worse.meet - 0.1).abs() < 0.01, "{better:?} {worse:?}");
+    assert!(plain.start_by > 0 && better.start_by == plain.start_by && better.best == plain.best, "{better:?}");
+    assert!(better.worth_by >= plain.worth_by && worse.worth_by < Some(0) && worse.start_by < 0, "{worse:?}");
+}
+
 /// Scenario: twenty short requests were refused lately. A long one comes, with time enough; a short one; a long one that stated no
 /// deadline; the first where that many refusals are allowed; a middling one, sure to make it, then with a third of a chance.
 /// Guarantees: the first has no latest start, here or where nothing runs, while its chance is told as it is; the others have theirs, but

@@ -93,10 +93,10 @@ pub fn worth(missed_share: f64, config: &DeadlineConfig) -> f64 {
     between((config.worth_min, config.worth_max), missed_share, config)
 }
 
-/// The chance below which a start is not worth it where nothing runs either: that of a refusal, while nothing is lost. What begins
-/// in vain on an idle instance holds up who comes next.
+/// The chance below which a start is not worth it where nothing runs either: that of a refusal, while nothing is lost, and that of a
+/// start beside others once as much is lost as may be. What begins in vain on an idle instance holds up who comes next.
 pub fn alone(missed_share: f64, refuse: f64, config: &DeadlineConfig) -> f64 {
-    between((refuse, config.worth_min), missed_share, config)
+    between((refuse, config.worth_max), missed_share, config)
 }
 
 fn between((least, most): (f64, f64), missed_share: f64, config: &DeadlineConfig) -> f64 {
@@ -167,7 +167,7 @@ mod tests {
         let of = |share: f64| worth(share * config.missed_max, config);
         assert_eq!((of(0.0), of(1.0), of(50.0)), (config.worth_min, config.worth_max, config.worth_max));
         assert!((of(0.5) - (config.worth_min + config.worth_max) / 2.0).abs() < 1e-12);
-        assert_eq!((alone(0.0, 0.05, config), alone(1.0, 0.05, config)), (0.05, config.worth_min));
+        assert_eq!((alone(0.0, 0.05, config), alone(1.0, 0.05, config)), (0.05, config.worth_max));
         let odds = |seconds: f64| worth_of(0.8, seconds, Some(2.0)) / (1.0 - worth_of(0.8, seconds, Some(2.0)));
         for (seconds, expected) in [(2.0, 4.0), (1.0, 2.0), (4.0, 8.0), (0.0, 1.0), (1e9, 16.0)] {
             assert!((odds(seconds) - expected).abs() < 1e-9, "{seconds}: {}", odds(seconds));

@@ -161,6 +161,8 @@ pub struct PolicyInputRow {
     pub cached_blocks: Option<Vec<CachedRow>>,
     pub refused_since: Option<Micros>,
     pub refused_lately: Option<Vec<RejectRow>>,
+    pub chance_offset: Option<f64>,
+    pub chance_slope: Option<f64>,
 }
 row!(PolicyInputRow => PolicyInputs);
 

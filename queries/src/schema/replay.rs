@@ -227,6 +227,13 @@ pub(super) fn policy_inputs() -> Vec<Field> {
             DataType::Struct(refused()),
             "arrival, wait: requests refused for a predicted miss that could have been met where nothing ran, the cheapest first; NULL: none",
         )),
+        optional(number(
+            "chance_offset",
+            DataType::Float64,
+            "",
+            "arrival, wait: log odds that came true are chance_offset + chance_slope x those of the predicted times",
+        )),
+        optional(number("chance_slope", DataType::Float64, "", "see chance_offset; NULL: taken as predicted")),
     ]
 }
 

@@ -40,6 +40,9 @@ pub enum Bench {
     /// One of the workers behind the routers, started by `router`
     #[command(hide = true)]
     RouterWorker(router::WorkerOptions),
+    /// The relay beside the routers, started by `router`
+    #[command(hide = true)]
+    RouterRelay(router::RelayOptions),
     /// Events a second that bus and dataflow absorb, and the time from an event to the view
     Dataflow(dataflow::DataflowOptions),
     /// Goodput while the load steps to twice the capacity, with deadlines and without
@@ -73,6 +76,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Gateway(options) => gateway::run(options),
         Bench::Router(options) => router::run(&options),
         Bench::RouterWorker(options) => router::run_worker(&options),
+        Bench::RouterRelay(options) => router::run_relay(&options),
         Bench::Dataflow(options) => dataflow::run(options),
         Bench::Overload(options) => overload::run(options),
         Bench::Buckets(options) => buckets::run(&options),

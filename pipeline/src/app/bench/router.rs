@@ -3,7 +3,8 @@
 //! All routers stand in front of the same workers and are loaded by the same client, in turns, round by round; who goes
 //! first changes. They share the machine's cores with client and workers, so requests a second are of the whole chain. Ours
 //! runs as `serve --worker-url` does: every decision and row on the bus, log and dataflow on. Peers run round robin, their
-//! cheapest, where speed is measured, and their cache-aware policy over the common fronts.
+//! cheapest, where speed is measured, and their cache-aware policy over the common fronts. A relay of unread bytes (`relay`) shows
+//! what these cores allow at most.
 //!
 //! Invariant: a ratio compares figures of the same round; a headline is the least favourable of its cases, against the
 //! better peer of each. Without peers ratios are null. Cost: about two minutes, `--quick` a third. State: one number a
@@ -11,6 +12,7 @@
 
 mod load;
 mod prompts;
+mod relay;
 mod routers;
 mod worker;
 
@@ -18,10 +20,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-pub use self::worker::{WorkerOptions, run as run_worker};
 use self::{
     load::Load,
     routers::{PeerPolicy, Router, WORKERS, Who, Workers},
+};
+pub use self::{
+    relay::{RelayOptions, run as run_relay},
+    worker::{WorkerOptions, run as run_worker},
 };
 use super::figures::{median, percentile, print_json, profile};
 
@@ -76,6 +81,9 @@ struct CaseReport {
     in_flight: usize,
     requests_per_router: usize,
     requests_per_s_ratio_best_peer: Option<f64>,
+    /// What a router would have that only moved bytes.
+    relay_requests_per_s_ratio_best_peer: Option<f64>,
+    requests_per_s_ratio_relay: Option<f64>,
     added_p50_ratio_best_peer: Option<f64>,
     added_p99_ratio_best_peer: Option<f64>,
     routers: Vec<Row>,
@@ -113,7 +121,7 @@ struct Report {
 pub(super) fn run(options: &RouterOptions) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let workers = Workers::start(folder.path())?;
-    let mut who = vec![Who::Direct, Who::Evenkeel];
+    let mut who = vec![Who::Direct, Who::Relay, Who::Evenkeel];
     if options.peers.is_some() {
         who.extend([Who::SglangRouter, Who::VllmRouter]);
     } else {
@@ -134,7 +142,7 @@ pub(super) fn run(options: &RouterOptions) -> anyhow::Result<()> {
         bench: "router",
         profile: profile(),
         quick: options.quick,
-        peers: who[2..].to_vec(),
+        peers: who.iter().copied().filter(|who| who.is_peer()).collect(),
         requests_per_s_ratio_best_peer: compared()
             .filter_map(|case| case.requests_per_s_ratio_best_peer)
             .min_by(f64::total_cmp),
@@ -194,7 +202,7 @@ impl Bench<'_> {
         // Twice were too few: of them a cache that forgets nothing hits 0.874 of the blocks.
         let requests = load.bodies.len() * 3;
         let mut reports = Vec::new();
-        for who in who.iter().filter(|who| **who != Who::Direct) {
+        for who in who.iter().filter(|who| !matches!(who, Who::Direct | Who::Relay)) {
             let Some(router) = self.routers(&[*who], PeerPolicy::CacheAware)?.pop() else { continue };
             self.workers.reset(CACHE_BLOCKS)?;
             let before = router.cpu_us()?;
@@ -271,17 +279,22 @@ fn compare(case: &Case, routers: &[Router], shown: &[Shown]) -> CaseReport {
     };
     let rows: Vec<Row> = routers.iter().zip(shown).map(row).collect();
     let ours = |of: fn(&Row) -> Option<f64>| rows.iter().find(|row| row.router == Who::Evenkeel).and_then(of);
-    let peers = |of: fn(&Row) -> Option<f64>| -> Vec<f64> { rows.iter().skip(2).filter_map(of).collect() };
+    let peers = |of: fn(&Row) -> Option<f64>| -> Vec<f64> {
+        rows.iter().filter(|row| row.router.is_peer()).filter_map(of).collect()
+    };
     let least = |of: fn(&Row) -> Option<f64>| {
         let best = peers(of).into_iter().min_by(f64::total_cmp)?;
         Some(ours(of)? / best)
     };
+    let relay = rows.iter().find(|row| row.router == Who::Relay).and_then(|row| row.requests_per_s);
     let fastest = peers(|row| row.requests_per_s).into_iter().max_by(f64::total_cmp);
     CaseReport {
         case: case.name,
         in_flight: case.in_flight,
         requests_per_router: shown[0].requests,
         requests_per_s_ratio_best_peer: ours(|row| row.requests_per_s).zip(fastest).map(|(ours, best)| ours / best),
+        relay_requests_per_s_ratio_best_peer: relay.zip(fastest).map(|(relay, best)| relay / best),
+        requests_per_s_ratio_relay: ours(|row| row.requests_per_s).zip(relay).map(|(ours, relay)| ours / relay),
         added_p50_ratio_best_peer: least(|row| row.added_p50_us),
         added_p99_ratio_best_peer: least(|row| row.added_p99_us),
         routers: rows,

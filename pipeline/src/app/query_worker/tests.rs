@@ -167,7 +167,8 @@ async fn a_feed_that_fell_behind_catches_up_or_ends() {
     blocking_publish(&server.bus, 4..1500);
     server.publish(1500..1501).await;
     let why = tokio::time::timeout(Duration::from_secs(20), feed).await.expect("it ends").unwrap();
-    assert!(why.contains("it fell behind: rows 4 to "), "{why}");
+    // Which rows depends on how far the bus had come when the feed ran again.
+    assert!(why.contains("it fell behind: rows ") && why.contains(" of faults are no longer in memory"), "{why}");
 }
 
 /// Publishes without giving way to other tasks of this thread.

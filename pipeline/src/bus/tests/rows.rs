@@ -207,6 +207,8 @@ fn policy_input() -> PolicyInputRow {
         missed_share: Some(0.25),
         request_seconds: Some(0.125),
         refused_since: Some(super::NOW),
+        chance_offset: Some(0.5),
+        chance_slope: Some(0.75),
         refused_lately: Some(vec![RejectRow { at_us: -5, tier: 2, engine_seconds: 0.1 + 0.2 }]),
         cached_blocks: Some(vec![CachedRow { instance: 1, blocks: u64::MAX }]),
         prompts_due: Some(vec![PromptDueRow { instance: 1, due_us: -7, tokens: 12 }]),

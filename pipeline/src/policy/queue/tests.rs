@@ -103,7 +103,7 @@ fn least_slack_goes_first_and_the_late_last() {
 fn what_is_not_worth_a_start_holds_up_nobody() {
     let mut queue = FairQueue::new(&test_policy().queue);
     let worth = |worth_by| {
-        let starts = Starts { start_by: Some(100), worth_by: Some(worth_by), alone_by: None };
+        let starts = Starts { start_by: Some(100), worth_by: Some(worth_by), ..Starts::default() };
         Waiting { starts, ..of("ann", 0, None) }
     };
     let (older, other) = (queue.push(worth(200)).unwrap(), queue.push(worth(400)).unwrap());
@@ -279,7 +279,7 @@ type Slack = (i64, Option<i64>);
 fn starts(now: Micros, slack: Option<Slack>) -> Starts {
     let start_by = slack.map(|(start, _)| now + start);
     let worth_by = slack.and_then(|(start, more)| Some(now + start + more?));
-    Starts { start_by, worth_by, alone_by: None }
+    Starts { start_by, worth_by, ..Starts::default() }
 }
 
 #[derive(Debug, Clone)]

@@ -29,9 +29,17 @@ const START_WAIT: Duration = Duration::from_secs(40);
 pub(super) enum Who {
     /// One worker, nothing in between.
     Direct,
+    /// Bytes go on unread: the least that anything in between can cost.
+    Relay,
     Evenkeel,
     SglangRouter,
     VllmRouter,
+}
+
+impl Who {
+    pub(super) fn is_peer(self) -> bool {
+        matches!(self, Who::SglangRouter | Who::VllmRouter)
+    }
 }
 
 /// What peers are told to do; ours always does the same.
@@ -164,6 +172,14 @@ impl Router {
                     command.args(["--worker-url", url]);
                 }
                 ("evenkeel", command)
+            }
+            Who::Relay => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(["bench", "router-relay", "--port", &port]);
+                for url in &workers.urls {
+                    command.args(["--worker", url.trim_start_matches("http://")]);
+                }
+                ("relay", command)
             }
             Who::SglangRouter => {
                 let mut command = Command::new(peer("venv/sglrouter/bin/python"));
