@@ -112,7 +112,8 @@ pub struct Outlook {
     pub whole_due_seconds: Option<f64>,
     /// The latest start with the chance asked for, or now; before now, if none is worth it any more.
     pub start_by: Micros,
-    /// The same, whatever a start is worth, for engines: one that has been let in is not lost for what others would make of its time.
+    /// The same whatever chance makes a start worth it, for engines: of those let in nobody is lost for that. What is too dear is: it
+    /// goes after all others there, too.
     pub engine_by: Micros,
     /// The latest start that is worth it beside others, not before `start_by`; before now, if none is any more, or while too many would
     /// be refused for it. `None`: any is, as of deadlines that nobody stated: those are worth something even when they are missed.
@@ -388,9 +389,8 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         };
         let price = request.deadline.is_stated.then(|| forecast.turned_away.price(request.now, &takes));
         let is_dear = chances.is_dear(price, now);
-        let good_wait = race.longest_wait(&Asked { meet: 0.0, plain: chances.start * best }, 0.0);
-        let longest_wait = race.longest_wait(&Asked { meet: worth, plain: chances.start * best }, 0.0);
-        let longest_wait = longest_wait.filter(|_| !is_dear);
+        let longest = |meet: f64| race.longest_wait(&Asked { meet, plain: chances.start * best }, 0.0);
+        let (good_wait, longest_wait) = if is_dear { (None, None) } else { (longest(0.0), longest(worth)) };
         // One that is late already goes after all that are not.
         let start_by = longest_wait.map_or(Micros::MAX, |seconds| request.now + micros(seconds));
         let wait = wait(request, forecast, start_by);

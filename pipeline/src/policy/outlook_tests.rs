@@ -149,6 +149,7 @@ fn a_chance_is_what_came_true() {
     assert!((better.meet - 0.9).abs() < 0.01 && (worse.meet - 0.1).abs() < 0.01, "{better:?} {worse:?}");
     assert!(plain.start_by > 0 && better.start_by == plain.start_by && better.best == plain.best, "{better:?}");
     assert!(better.worth_by >= plain.worth_by && worse.worth_by < Some(0) && worse.start_by < 0, "{worse:?}");
+    assert_eq!((better.engine_by, worse.engine_by), (plain.start_by, plain.start_by));
 }
 
 /// Scenario: twenty short requests were refused lately. A long one comes, with time enough; a short one; a long one that stated no
@@ -167,7 +168,7 @@ fn what_is_too_dear_has_no_start() {
     };
     let dear = of(101, true, CHANCES);
     assert!((dear.engine_seconds - 2.12).abs() < 1e-6 && dear.meet > 0.99, "{dear:?}");
-    assert!(dear.start_by < 0 && dear.worth_by < Some(0) && dear.alone_by < Some(0), "{dear:?}");
+    assert!(dear.start_by < 0 && dear.engine_by < 0 && dear.worth_by < Some(0) && dear.alone_by < Some(0), "{dear:?}");
     let short = of(5, true, CHANCES);
     assert!(short.start_by > 0 && short.worth_by > Some(0), "{short:?}");
     assert!(of(101, false, CHANCES).start_by > 0);

@@ -144,7 +144,7 @@ pub struct Starts {
     pub worth_by: Option<Micros>,
     /// Latest start that is worth it where nothing runs; `None`: any is. The order does not mind it.
     pub alone_by: Option<Micros>,
-    /// Latest start with which its engine has a good chance to make it, whatever a start is worth here; `None`: as `start_by`.
+    /// The same as `start_by` for its engine, whatever chance makes a start worth it here; `None`: as `start_by`.
     pub engine_by: Option<Micros>,
 }
 
