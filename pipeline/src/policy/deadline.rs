@@ -109,6 +109,7 @@ impl DeadlineConfig {
             start: self.start_min,
             worth: worth(missed_share, self),
             alone: alone(missed_share, self.meet_min.of(tier), self),
+            likely: self.worth_min,
             refuse: self.meet_min.of(tier),
             displaced_max: self.displaced_max,
         }

@@ -72,6 +72,8 @@ pub struct Chances {
     pub worth: f64,
     /// With less, were it to start now, a start is not worth it where nothing runs either.
     pub alone: f64,
+    /// With more, were it to start where nothing runs, it counts as one that could have been served.
+    pub likely: f64,
     /// With less a request is refused.
     pub refuse: f64,
     /// Most requests that a start may have refused by the engine time that it takes (`turned_away`), times its chance; one that takes
@@ -120,7 +122,7 @@ pub struct Outlook {
     pub worth_by: Option<Micros>,
     /// The latest start that is worth it where nothing runs. `None` as there.
     pub alone_by: Option<Micros>,
-    /// Where nothing runs its chance would be as good as is asked for there, whoever is refused for it.
+    /// Where nothing runs it would be likely to make it, whoever is refused for it.
     pub is_met_alone: bool,
     /// For a request with too small a chance: how much less must be before it. All there is, if it has none even then.
     pub excess_seconds: f64,
@@ -429,7 +431,7 @@ pub fn outlook(request: &OutlookRequest<'_>, forecast: &Forecast, chances: Chanc
         engine_by: by(good_wait),
         worth_by: request.deadline.is_stated.then(|| latest(&race, worth, now)),
         alone_by: alone.as_ref().map(|(now, race)| latest(race, asked_alone, *now)),
-        is_met_alone: alone.is_none_or(|(now, _)| now >= asked_alone),
+        is_met_alone: alone.is_none_or(|(now, _)| now >= chances.likely),
         engine_seconds: run.engine_seconds(race.mean_tokens.unwrap_or(request.max_tokens)),
         excess_seconds: if meet < chances.refuse { excess() } else { 0.0 },
     })

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const SECOND: i64 = 1_000_000;
-const CHANCES: Chances = Chances { start: 0.9, worth: 0.6, alone: 0.4, refuse: 0.05, displaced_max: 2.0 };
+const CHANCES: Chances = Chances { start: 0.9, worth: 0.6, alone: 0.4, likely: 0.5, refuse: 0.05, displaced_max: 2.0 };
 
 /// 10 ms a step and 0.1 ms a prompt token; decode steps of 20 ms.
 fn service() -> ServiceTime {
