@@ -225,7 +225,7 @@ pub(super) fn policy_inputs() -> Vec<Field> {
         optional(list(
             "refused_lately",
             DataType::Struct(refused()),
-            "arrival, wait: requests refused for a predicted miss that could have been met where nothing ran, the cheapest first; NULL: none",
+            "arrival, wait: requests refused for a predicted miss that were likely to be met where nothing ran, the cheapest first; NULL: none",
         )),
         optional(number(
             "chance_offset",

@@ -4,7 +4,7 @@
 //! first changes. They share the machine's cores with client and workers, so requests a second are of the whole chain. Ours
 //! runs as `serve --worker-url` does: every decision and row on the bus, log and dataflow on. Peers run round robin, their
 //! cheapest, where speed is measured, and their cache-aware policy over the common fronts. A relay of unread bytes (`relay`) shows
-//! what these cores allow at most.
+//! what moving them alone costs.
 //!
 //! Invariant: a ratio compares figures of the same round; a headline is the least favourable of its cases, against the
 //! better peer of each. Without peers ratios are null. Cost: about two minutes, `--quick` a third. State: one number a
