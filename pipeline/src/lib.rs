@@ -2,7 +2,7 @@
 //!
 //! Modules in order; each uses only those before it (DESIGN §1, STYLE "Rooms"):
 //! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `replay` → `app`.
-//! `ids` and `rows` are plain types below all of them; `models` (model files) and `load` (a client that plays traces) stand
+//! `ids` and `rows` are plain types below all of them, `http2` settings for calls between our processes; `models` (model files) and `load` (a client that plays traces) stand
 //! alone, for `app`. One edge goes back: the tree of `config` holds the settings that each policy declares and checks.
 
 pub mod app;
@@ -10,6 +10,7 @@ pub mod bus;
 pub mod config;
 pub mod dataflow;
 pub mod gateway;
+pub mod http2;
 pub mod ids;
 pub mod load;
 pub mod models;

@@ -223,7 +223,8 @@ impl Speech {
 
 #[async_trait]
 impl InstanceClient for Speaker {
-    async fn cancel(&self, _request_id: &str) -> Result<(), InstanceError> {
+    async fn cancel(&self, _request_id: &str, chunks: ChunkStream) -> Result<(), InstanceError> {
+        drop(chunks);
         if let Some(confirms) = &self.confirms {
             confirms.acquire().await.expect("the test keeps the semaphore").forget();
         }

@@ -114,6 +114,11 @@ export async function openPage(browser, options) {
     if (expected.refusedSql && message.location().url === `${url}/sql`) return;
     complaints.push(`${message.type()}: ${message.text()} (${message.location().url})`);
   });
+  page.on('response', (response) => {
+    if (response.status() < 500 || (expected.refusedSql && response.url() === `${url}/sql`)) return;
+    const told = response.text().catch((error) => `no text: ${error.message}`);
+    told.then((text) => complaints.push(`${response.status()} from ${response.url()}: ${text.slice(0, 400)}`));
+  });
   page.on('pageerror', (error) => complaints.push(`uncaught: ${error.message}`));
   const elsewhere = [];
   page.on('request', (request) => {

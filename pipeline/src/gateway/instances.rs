@@ -95,8 +95,9 @@ pub trait InstanceClient: Send + Sync {
         grammar: Option<GrammarSource>,
     ) -> Result<ChunkStream, InstanceError>;
 
-    /// Completes when the instance holds nothing of the sequence any more; its stream was dropped before.
-    async fn cancel(&self, _request_id: &str) -> Result<(), InstanceError> {
+    /// Ends a sequence before its end, given its stream; completes when the instance holds nothing of it any more.
+    async fn cancel(&self, _request_id: &str, chunks: ChunkStream) -> Result<(), InstanceError> {
+        drop(chunks);
         Ok(())
     }
 

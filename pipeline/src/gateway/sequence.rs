@@ -299,15 +299,13 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take().filter(|_| !self.has_ended) else { return };
-        // Cancels it.
-        drop(stream);
         let (client, lease) = (self.seat.client.clone(), self.seat.lease.clone());
         let request_id = std::mem::take(&mut self.call.request_id);
         // Without a runtime the process is ending, and nobody reserves any more.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 // An instance that is lost has nothing to confirm: its leases are replaced with it.
-                let _ = tokio::time::timeout(CONFIRM_MAX, client.cancel(&request_id)).await;
+                let _ = tokio::time::timeout(CONFIRM_MAX, client.cancel(&request_id, stream)).await;
                 drop(lease);
             });
         }

@@ -11,7 +11,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use engine::grammar::GrammarSource;
-use futures::{Stream, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, future, stream};
 use tokio::time::timeout;
 use tonic::{
     Code, Status,
@@ -24,6 +24,7 @@ use crate::{
         instances::{Chunk, ChunkStream, GenerateCall, InstanceClient, InstanceError, KvAsk},
         trace::TRACEPARENT,
     },
+    http2,
     ids::ProcessEpoch,
     proto::{self, worker_client::WorkerClient},
 };
@@ -56,7 +57,7 @@ impl GrpcInstance {
             .map_err(|error| InstanceError::Lost(format!("address {address}: {error}")))?
             .connect_timeout(limits.connect_timeout)
             .tcp_nodelay(true);
-        Ok(GrpcInstance { client: WorkerClient::new(endpoint.connect_lazy()), limits })
+        Ok(GrpcInstance { client: WorkerClient::new(http2::client_of(endpoint).connect_lazy()), limits })
     }
 
     /// The worker's health, awaited for at most `wait`.
@@ -111,9 +112,13 @@ impl InstanceClient for GrpcInstance {
         self.ask_kv(epoch, ask).await
     }
 
-    async fn cancel(&self, request_id: &str) -> Result<(), InstanceError> {
+    /// The stream is read to its end, which the cancelling brings: dropping a call that goes on costs more (see `http2`).
+    async fn cancel(&self, request_id: &str, mut chunks: ChunkStream) -> Result<(), InstanceError> {
+        let mut client = self.client.clone();
         let request = proto::CancelRequest { request_id: request_id.into() };
-        self.client.clone().cancel(request).await.map(|_| ()).map_err(|status| error_of(&status))
+        let end = async { while chunks.next().await.is_some() {} };
+        let (cancelled, ()) = future::join(client.cancel(request), end).await;
+        cancelled.map(|_| ()).map_err(|status| error_of(&status))
     }
 }
 
@@ -144,7 +149,8 @@ impl InstanceClient for LocalInstance {
         Ok(Box::pin(complete(chunks)))
     }
 
-    async fn cancel(&self, request_id: &str) -> Result<(), InstanceError> {
+    async fn cancel(&self, request_id: &str, chunks: ChunkStream) -> Result<(), InstanceError> {
+        drop(chunks);
         self.0.cancel(request_id).await.map_err(|error| InstanceError::Lost(error.to_string()))
     }
 }
@@ -154,7 +160,11 @@ enum Progress<S> {
     Ended,
 }
 
-/// Ends the stream after the chunk with `finish` or the first error; adds the error if it ended before either.
+/// How long the rest of an ended sequence's call is waited for: its last message says that it has ended well.
+const REST_MAX: Duration = Duration::from_secs(30);
+
+/// Ends the stream after the chunk with `finish` or the first error; adds the error if it ended before either. What comes after the
+/// last chunk is read, too: to drop a call before its end is to cancel it (see `http2`).
 fn complete<S>(chunks: S) -> impl Stream<Item = Result<Chunk, InstanceError>> + Send
 where
     S: Stream<Item = Result<Chunk, InstanceError>> + Send + 'static,
@@ -165,8 +175,18 @@ where
             Some(item) => item,
             None => Err(InstanceError::Lost("the stream ended before its last chunk".into())),
         };
-        let ended = !matches!(&item, Ok(chunk) if chunk.finish.is_none());
-        Some((item, if ended { Progress::Ended } else { Progress::Open(chunks) }))
+        let more = match &item {
+            Ok(chunk) if chunk.finish.is_none() => Progress::Open(chunks),
+            Ok(_) => {
+                // As a rule it has come with the last chunk.
+                if chunks.next().now_or_never().is_none() {
+                    drop(tokio::spawn(timeout(REST_MAX, async move { while chunks.next().await.is_some() {} })));
+                }
+                Progress::Ended
+            }
+            Err(_) => Progress::Ended,
+        };
+        Some((item, more))
     })
 }
 
@@ -211,6 +231,24 @@ mod tests {
         assert!(matches!(cut.as_slice(), [Ok(_), Err(InstanceError::Lost(_))]), "{cut:?}");
         let failed = collect(vec![Err(InstanceError::Busy("b".into())), Ok(last())]).await;
         assert_eq!(failed, vec![Err(InstanceError::Busy("b".into()))]);
+    }
+
+    /// Scenario: the end of a call comes some time after its last chunk, when nobody waits for more.
+    /// Guarantees: it is read all the same, so that the call is not cancelled.
+    #[tokio::test]
+    async fn a_call_is_read_to_its_end() {
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let (read, was_read) = tokio::sync::oneshot::channel();
+        let rest = stream::once(async move {
+            ended.await.unwrap();
+            read.send(()).unwrap();
+            Err(InstanceError::Lost("nobody sees this".into()))
+        });
+        let mut chunks = Box::pin(complete(stream::iter([Ok(last())]).chain(rest)));
+        assert_eq!(chunks.next().await, Some(Ok(last())));
+        drop(chunks);
+        end.send(()).unwrap();
+        timeout(Duration::from_secs(20), was_read).await.unwrap().unwrap();
     }
 
     /// Scenario: each status a worker gives. Guarantees: only a full queue is `Busy`, only bad arguments are `Refused`.

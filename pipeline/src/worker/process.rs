@@ -25,7 +25,7 @@ use tokio::{
     sync::watch,
     time::timeout,
 };
-use tonic::transport::{Server, server::TcpIncoming};
+use tonic::transport::server::TcpIncoming;
 
 use super::{
     engine_thread::{self, EngineHandle},
@@ -37,6 +37,7 @@ use super::{
     telemetry::{Telemetry, TelemetryConfig},
 };
 use crate::{
+    http2,
     ids::{InstanceId, ProcessEpoch},
     proto::worker_server::WorkerServer,
     rows::{EngineStepRow, KvEventRow, SpeculationRow},
@@ -137,7 +138,7 @@ async fn serve(
     let listener = TcpListener::bind(options.listen).await.map_err(listen_error)?;
     let address = listener.local_addr().map_err(listen_error)?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let router = Server::builder().add_service(WorkerServer::new(service.clone()));
+    let router = http2::server().add_service(WorkerServer::new(service.clone()));
     let server = tokio::spawn(router.serve_with_incoming(incoming));
     announce(&ReadyLine {
         address,

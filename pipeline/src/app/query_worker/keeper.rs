@@ -34,6 +34,7 @@ use super::{
 };
 use crate::{
     bus::{Bus, Clock, Count},
+    http2,
     query_proto::{QueryHealthRequest, query_worker_client::QueryWorkerClient},
     rows::FaultRow,
 };
@@ -296,7 +297,7 @@ pub(super) async fn connect(stream: StdStream) -> io::Result<QueryWorkerClient<C
     let endpoint = Endpoint::from_static("http://query-worker")
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-    let channel = endpoint.connect_with_connector(connector).await.map_err(io::Error::other)?;
+    let channel = http2::client_of(endpoint).connect_with_connector(connector).await.map_err(io::Error::other)?;
     Ok(QueryWorkerClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX))

@@ -23,7 +23,7 @@ use tokio::{net::UnixStream, runtime};
 use super::{
     CONNECTION_WINDOW_BYTES, MESSAGE_BYTES_MAX, QueryWorkerOptions, STREAM_WINDOW_BYTES, service::QueryService, slice,
 };
-use crate::{bus::LogFollower, query_proto::query_worker_server::QueryWorkerServer};
+use crate::{bus::LogFollower, http2::CANCELLED_MAX, query_proto::query_worker_server::QueryWorkerServer};
 
 /// What is added to its badness when the system looks for a process to end, of 1000.
 const BADNESS: &str = "500";
@@ -95,6 +95,8 @@ pub(super) async fn serve(stream: StdStream, service: QueryService) -> io::Resul
     let ended = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_pending_accept_reset_streams(CANCELLED_MAX)
+        .max_local_error_reset_streams(CANCELLED_MAX)
         .serve_connection(TokioIo::new(UnixStream::from_std(stream)?), TowerToHyperService::new(service))
         .await;
     // A server that is gone is how it is told to end, in whatever words the connection says so.

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     bus::{Bus, BusGuard},
     config,
-    query_proto::{FeedRows, query_worker_client::QueryWorkerClient},
+    query_proto::{FeedRows, QueryHealthRequest, query_worker_client::QueryWorkerClient},
     rows::FaultRow,
 };
 
@@ -246,6 +246,24 @@ async fn a_dropped_question_stops_and_a_lost_one_is_told() {
     let down = SqlProcess::new(short, server.tables.clone(), (life.subscribe(), watch::channel(String::new()).1));
     let error = ask(&down, "select 1").await.unwrap_err();
     assert_eq!(error, SqlError::EngineRestarted("it was ended by signal 9".into()));
+}
+
+/// Scenario: hundreds of callers hang up before the process, which gives way to others, looks at their questions.
+/// Guarantees: its connection stays, so that it goes on, and answers the next one.
+#[tokio::test]
+async fn callers_that_hang_up_end_no_process() {
+    let worker = Worker::start(limits()).await;
+    let (ours, its) = UnixStream::pair().unwrap();
+    its.set_nonblocking(true).unwrap();
+    let client = connect(ours).await.unwrap();
+    let ask = |mut client: QueryWorkerClient<_>| async move { client.health(QueryHealthRequest {}).await };
+    for _ in 0..300 {
+        let hung_up = tokio::time::timeout(Duration::from_millis(2), ask(client.clone())).await;
+        assert!(hung_up.is_err(), "nobody has answered");
+    }
+    let served = tokio::spawn(serve(its, QueryService::new(worker.engine.clone(), worker.tables.clone())));
+    ask(client.clone()).await.unwrap();
+    assert!(!served.is_finished());
 }
 
 async fn until(holds: impl Fn() -> bool) {

@@ -53,7 +53,7 @@ impl Kept {
 async fn flight(sink: Arc<Kept>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let router = Server::builder().add_service(flight_server::service(sink));
+    let router = tonic::transport::Server::builder().add_service(flight_server::service(sink));
     tokio::spawn(router.serve_with_incoming(TcpIncoming::from(listener)));
     address
 }

@@ -12,7 +12,7 @@ use engine::{
     request::{Lane, SamplingParams, StopConditions},
 };
 use tokio::net::TcpListener;
-use tonic::transport::{Server, server::TcpIncoming};
+use tonic::transport::server::TcpIncoming;
 
 use super::{
     client::{ClientLimits, GrpcInstance},
@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     gateway::instances::{Chunk, ChunkStream, GenerateCall, InstanceError},
+    http2,
     ids::{InstanceId, ProcessEpoch},
     proto::worker_server::WorkerServer,
 };
@@ -97,9 +98,13 @@ async fn served(options: &WorkerOptions) -> Served {
     let service = WorkerService::new(handle.clone(), info);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
-    let router = Server::builder().add_service(WorkerServer::new(service.clone()));
-    tokio::spawn(router.serve_with_incoming(TcpIncoming::from(listener)));
+    serve_on(listener, service.clone());
     Served { handle, service, client: GrpcInstance::new(address, ClientLimits::default()).unwrap(), last }
+}
+
+fn serve_on(listener: TcpListener, service: WorkerService) {
+    let router = http2::server().add_service(WorkerServer::new(service));
+    tokio::spawn(router.serve_with_incoming(TcpIncoming::from(listener)));
 }
 
 fn call(prompt: Vec<u32>, max_tokens: u32) -> GenerateCall {

@@ -90,19 +90,39 @@ async fn a_dropped_stream_cancels() {
     assert!(before < 200, "the sequence ran on for {before} steps");
 }
 
-/// Scenario: a client drops its stream and asks for the confirmation; then for that of a sequence that never was.
+/// Scenario: a client cancels a sequence and waits for the confirmation; then for that of a sequence that never was.
 /// Guarantees: it comes once the step that ended the sequence is over, with no block in use; what never was is confirmed, too.
 #[tokio::test]
 async fn a_cancellation_is_confirmed_when_its_blocks_are_free() {
     let worker = served(&options(1.0)).await;
     let mut stream = worker.client.generate(call((0..100).collect(), 400)).await.unwrap();
     stream.next().await.unwrap().unwrap();
-    drop(stream);
-    worker.client.cancel("r").await.unwrap();
+    worker.client.cancel("r", stream).await.unwrap();
     let stats = *worker.last.0.lock().unwrap();
     assert_eq!((stats.running, stats.waiting, stats.blocks_used), (0, 0, 0));
     assert!(stats.step < 200, "the sequence ran on for {} steps", stats.step);
-    worker.client.cancel("nobody").await.unwrap();
+    worker.client.cancel("nobody", futures::stream::empty().boxed()).await.unwrap();
+}
+
+/// Scenario: hundreds of callers hang up before a busy worker looks at their calls; a sequence runs on the same connection.
+/// Guarantees: the connection stays, the sequence runs to its end, and the next call is taken.
+#[tokio::test]
+async fn callers_that_hang_up_end_no_connection() {
+    let (listener, worker) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), served(&options(1.0)).await);
+    let client = GrpcInstance::new(listener.local_addr().unwrap(), ClientLimits::default()).unwrap();
+    // The system takes the connection; nobody reads it yet.
+    let patient = tokio::spawn({
+        let client = client.clone();
+        async move { client.generate(call(vec![5], 30)).await }
+    });
+    for number in 0..300 {
+        let hasty = GenerateCall { request_id: format!("hasty-{number}"), ..call(vec![6], 400) };
+        let hung_up = tokio::time::timeout(Duration::from_millis(2), client.generate(hasty)).await;
+        assert!(hung_up.is_err(), "nobody has answered");
+    }
+    serve_on(listener, worker.service.clone());
+    assert_eq!(tokens(&collect(patient.await.unwrap().unwrap()).await).len(), 30);
+    assert_eq!(tokens(&collect(client.generate(call(vec![7], 3)).await.unwrap()).await).len(), 3);
 }
 
 /// Scenario: drain while a sequence runs. Guarantees: the running one completes, new ones are `Busy`, health says so, and
