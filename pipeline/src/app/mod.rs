@@ -29,6 +29,7 @@
 //! | `snapshot_cli` | `evenkeel snapshot` |
 //! | `bench` | `evenkeel bench …` |
 //! | `calibrate` | `evenkeel calibrate`: the capacity of an instance by length of request |
+//! | `cpu_time` | how long a process has computed |
 //! | `driver` | an engine driven by its steps, for both |
 //! | `quality` | `evenkeel models quality`: what precision costs in quality, variant by variant |
 //! | `table_file` | measured rows as a Parquet file |
@@ -41,6 +42,7 @@ mod bucket_planner;
 mod calibrate;
 mod capacity_file;
 pub mod cli;
+mod cpu_time;
 mod doctor;
 mod driver;
 mod engine_metrics;

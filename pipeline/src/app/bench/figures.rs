@@ -7,8 +7,7 @@ use std::{fs, time::Duration};
 use anyhow::Context;
 use serde::Serialize;
 
-/// Microseconds of one tick of `/proc/<pid>/stat`: Linux shows 100 ticks a second to programs, whatever its own rate.
-const TICK_US: u64 = 10_000;
+use crate::app::cpu_time;
 
 /// Smallest sample that at least `share` of all samples do not exceed (nearest rank). `share` is from 0 to 1.
 pub(super) fn percentile(samples: &[f64], share: f64) -> Option<f64> {
@@ -44,18 +43,7 @@ pub(super) fn profile() -> &'static str {
 
 /// User and system time of the process itself in microseconds, in steps of 10 ms; threads included, children not.
 pub(super) fn cpu_us(pid: u32) -> anyhow::Result<u64> {
-    let path = format!("/proc/{pid}/stat");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    parse_cpu_us(&text).with_context(|| format!("{path}: expected user and system time in fields 14 and 15"))
-}
-
-/// The program's name in field 2 may hold spaces and brackets, so fields are counted from its last bracket.
-fn parse_cpu_us(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some((user + system) * TICK_US)
+    Ok(cpu_time::of(pid)?.as_micros() as u64)
 }
 
 /// Most memory that the process has had resident, in bytes.
@@ -90,12 +78,9 @@ mod tests {
         assert_eq!(paired_ratio(&[2.0, 9.0, 4.0], &[1.0, 0.0, 1.0]), Some(3.0));
     }
 
-    /// Scenario: a process whose name has a space and a bracket. Guarantees: its times are found, and nonsense is not.
+    /// Scenario: what Linux tells of a process, with and without the line. Guarantees: its peak is found, and nonsense is not.
     #[test]
-    fn times_of_a_process() {
-        let stat = "42 (a) b) S 1 42 42 0 -1 4194304 100 0 0 0 150 25 7 8 20 0 4 0 1000 1 1";
-        assert_eq!(parse_cpu_us(stat), Some(1_750_000));
-        assert_eq!(parse_cpu_us("42 (a"), None);
+    fn peak_of_a_process() {
         assert_eq!(parse_peak_bytes("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n"), Some(2 << 20));
         assert_eq!(parse_peak_bytes("VmPeak:\t 9 kB\n"), None);
     }

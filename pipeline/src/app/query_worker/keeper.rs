@@ -2,6 +2,7 @@
 //!
 //! Invariants: at most one process at a time, gone with this task; it is ended when a query that nobody waits for does not stop within
 //! `sql.stop_grace`, when it does not say how it is for [`SILENCE`], and when its feed ends. Each end is a row of `faults` and a log line.
+//! The grace is time that the process has computed for: it gives way to everybody, and a query that got no turn cannot stop.
 //! The pause doubles from [`PAUSE_MIN`] to [`PAUSE_MAX`] and is short again after [`STEADY`]: the process is back in about a second
 //! whatever ended it, and one that cannot live takes no more than a start a second.
 //! Cost: a question about its health every [`LOOK`]. State: one process.
@@ -33,6 +34,7 @@ use super::{
     CONNECTION_WINDOW_BYTES, MESSAGE_BYTES_MAX, QueryWorkerOptions, STREAM_WINDOW_BYTES, client::SqlProcess, feed,
 };
 use crate::{
+    app::cpu_time,
     bus::{Bus, Clock, Count},
     http2,
     query_proto::{QueryHealthRequest, query_worker_client::QueryWorkerClient},
@@ -41,7 +43,7 @@ use crate::{
 
 /// How often the process is asked how it is.
 const LOOK: Duration = Duration::from_millis(100);
-/// One that has not answered for this long is taken for dead. Long: it gives way to everybody on a busy machine.
+/// One that has not answered, or not stopped a query, for this long is taken for dead. Long: it gives way to everybody on a busy machine.
 const SILENCE: Duration = Duration::from_secs(30);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -183,12 +185,13 @@ impl Keeping {
         let Process { mut child, rows, questions } = process;
         tracing::info!(pid = child.id(), "process for SQL started");
         self.counters.up.set(1);
+        let pid = child.id();
         self.life.send_replace(Life::Up(questions.clone()));
         let source = (&self.setup.bus, self.setup.tables.as_ref());
         let why = tokio::select! {
             ended = child.wait() => return how(ended),
             why = feed::run(rows, source, self.counters.clone()) => why,
-            why = self.watch(questions) => {
+            why = self.watch(pid, questions) => {
                 self.counters.ended.add(1);
                 let _ = child.start_kill();
                 let _ = child.wait().await;
@@ -208,8 +211,9 @@ impl Keeping {
     }
 
     /// Waits until the process has to be ended; says why.
-    async fn watch(&self, mut questions: QueryWorkerClient<Channel>) -> String {
-        let mut left: BTreeMap<u64, Instant> = BTreeMap::new();
+    async fn watch(&self, pid: Option<u32>, mut questions: QueryWorkerClient<Channel>) -> String {
+        // Of each query that nobody waits for: since when, and how long the process had computed for.
+        let mut left: BTreeMap<u64, (Instant, Option<Duration>)> = BTreeMap::new();
         let mut heard = Instant::now();
         loop {
             tokio::time::sleep(LOOK).await;
@@ -219,10 +223,12 @@ impl Keeping {
                     let reply = reply.into_inner();
                     self.counters.running.set(u64::from(reply.running));
                     left.retain(|number, _| reply.left.contains(number));
+                    let worked = pid.filter(|_| !reply.left.is_empty()).and_then(|pid| cpu_time::of(pid).ok());
                     for number in reply.left {
-                        let since = *left.entry(number).or_insert(heard);
-                        if heard - since >= self.setup.stop_grace {
-                            let grace = self.setup.stop_grace;
+                        let (since, worked_then) = *left.entry(number).or_insert((heard, worked));
+                        let worked = worked.zip(worked_then).map(|(now, then)| now.saturating_sub(then));
+                        let grace = self.setup.stop_grace;
+                        if is_stuck((heard - since, worked), grace) {
                             return format!("a query did not stop within {grace:?} (sql.stop_grace) of its end");
                         }
                     }
@@ -246,6 +252,12 @@ impl Keeping {
         // A full bus counts what it refuses; the log has the line.
         let _ = self.setup.bus.try_publish(row);
     }
+}
+
+/// Whether a query that nobody waits for has had its chance to stop: it was left that long ago, and its process has computed for so
+/// long since, where that is known.
+fn is_stuck((left, worked): (Duration, Option<Duration>), grace: Duration) -> bool {
+    left >= grace && (left >= SILENCE || worked.is_none_or(|worked| worked >= grace))
 }
 
 fn how(ended: io::Result<std::process::ExitStatus>) -> String {
@@ -301,4 +313,21 @@ pub(super) async fn connect(stream: StdStream) -> io::Result<QueryWorkerClient<C
     Ok(QueryWorkerClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: a query that nobody waits for, in a process that computes, in one that gets no turn, and where nobody can tell.
+    /// Guarantees: the first and the last have `sql.stop_grace`, the second until it got turns, or [`SILENCE`] is over.
+    #[test]
+    fn who_gets_no_turn_has_time_to_stop() {
+        let (ms, grace) = (Duration::from_millis, Duration::from_secs(2));
+        assert!(!is_stuck((ms(1_999), Some(ms(4_000))), grace));
+        assert!(is_stuck((ms(2_000), Some(ms(2_000))), grace));
+        assert!(!is_stuck((ms(29_999), Some(ms(100))), grace));
+        assert!(is_stuck((SILENCE, Some(ms(100))), grace));
+        assert!(is_stuck((ms(2_000), None), grace));
+    }
 }

@@ -345,13 +345,13 @@ async fn a_storm_leaves_nothing_behind() {
     kit.until("every arrival ends", || ends().0 == ends().1).await;
     assert!(ends().0 >= 40);
     kit.until("the leases are back", || kit.leased() == (0, 0)).await;
+    kit.until("all are cancelled", || speaker.live.load(Ordering::SeqCst) == 0).await;
     let requests = kit.rows.requests.lock().unwrap();
     for row in requests.iter().filter(|row| row.event == "arrived") {
         let mine: Vec<_> = requests.iter().filter(|other| other.request_id == row.request_id).collect();
         assert!(mine.iter().enumerate().all(|(place, row)| row.seq == place as u32 + 1), "{mine:?}");
     }
     assert_eq!(kit.gateway.dispatcher.queue_load().requests, 0);
-    kit.until("it is cancelled", || speaker.live.load(Ordering::SeqCst) == 0).await;
 }
 
 async fn yields(count: u32) {
