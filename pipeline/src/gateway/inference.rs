@@ -185,3 +185,17 @@ fn envelope(case: &Case, parsed: &ParsedRequest, prepared: Prepared) -> Envelope
         tools: prepared.tools,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: the future of a request, which is copied into a box of its own for each. Guarantees: it is no larger than 8 KiB.
+    #[test]
+    fn a_request_is_small() {
+        fn size<F>(_: fn(State<Arc<Gateway>>, Request<Body>) -> F) -> usize {
+            size_of::<F>()
+        }
+        assert!(size(chat) <= 8192 && size(completions) <= 8192, "{} and {} bytes", size(chat), size(completions));
+    }
+}

@@ -55,7 +55,7 @@ pub struct Usage {
 
 pub struct Running {
     gateway: Arc<Gateway>,
-    case: Case,
+    case: Box<Case>,
     events: SelectAll<Events>,
     deadline: Instant,
     first: Option<Step>,
@@ -69,7 +69,7 @@ impl Running {
     /// `tools`: how to read tool calls, if the request gave tools.
     pub fn new(
         gateway: Arc<Gateway>,
-        case: Case,
+        case: Box<Case>,
         sequences: Vec<Sequence>,
         (sampling, tools): (Sampling, Option<&ToolReply>),
     ) -> Self {

@@ -35,7 +35,7 @@ use crate::{
     rows::PolicyInputRow,
 };
 
-/// A request on its way, with what became known of it.
+/// A request on its way, with what became known of it. Boxed from its start: it is handed on often, and large.
 pub struct Case {
     pub tenant: Tenant,
     pub recorder: Recorder,
@@ -51,12 +51,13 @@ pub struct Case {
     predicted_hit_tokens: u32,
     turns: u32,
     /// What was read for the decision under way.
-    pub(super) readings: Vec<PolicyInputRow>,
+    #[expect(clippy::vec_box, reason = "rows go to the bus in these boxes")]
+    pub(super) readings: Vec<Box<PolicyInputRow>>,
 }
 
 impl Case {
-    pub fn new(tenant: Tenant, recorder: Recorder) -> Self {
-        Self {
+    pub fn new(tenant: Tenant, recorder: Recorder) -> Box<Self> {
+        Box::new(Self {
             tenant,
             recorder,
             decision_id: Name::new_static(super::recorder::UNCLASSED),
@@ -69,7 +70,7 @@ impl Case {
             predicted_hit_tokens: 0,
             turns: 0,
             readings: Vec::new(),
-        }
+        })
     }
 
     /// Mode of the views that the policies read, once they were asked.
@@ -102,7 +103,7 @@ impl Case {
             reading.request_id = row.request_id.clone();
             reading.model = Some(row.model.clone());
             reading.settings = gateway.dispatcher.settings().clone();
-            gateway.deps.events.policy_input(Box::new(reading)).await;
+            gateway.deps.events.policy_input(reading).await;
         }
         gateway.deps.events.decision(row).await;
     }
@@ -132,7 +133,7 @@ impl Case {
     /// A sequence was moved: a decision that names the instance it left.
     pub async fn moved(&mut self, gateway: &Gateway, (placement, reading): (&Placement, &PlaceReading), because: &str) {
         let because = format!("moved, since {because}");
-        self.readings.push(reading.row(LeaseFate::Reserved, &because));
+        self.readings.push(Box::new(reading.row(LeaseFate::Reserved, &because)));
         self.decided(gateway, Outcome::Admit { placement, because }).await;
         self.recorder.dispatched(placement).await;
     }
@@ -346,7 +347,7 @@ pub(super) async fn decide_case(gateway: &Gateway, case: &mut Case, ask: Ask) ->
     let verdict = decide_by(&reading, &pressure, model.name(), &model.policy);
     demand.tier = verdict.classified.tier;
     demand.variants = verdict.variants.clone().into();
-    case.readings.push(reading.row());
+    case.readings.push(Box::new(reading.row()));
     case.prompt_tokens = demand.prompt_tokens;
     case.max_tokens = demand.max_tokens;
     case.predicted_hit_tokens = verdict.predicted_hit_tokens.unwrap_or(0);
@@ -431,11 +432,11 @@ pub(super) async fn seat(gateway: &Arc<Gateway>, case: &mut Case, arrived: &mut 
     if may_go {
         match gateway.dispatcher.place(demand, &[]) {
             Ok(grant) => {
-                case.readings.push(grant.reading.row(LeaseFate::Reserved, ""));
+                case.readings.push(Box::new(grant.reading.row(LeaseFate::Reserved, "")));
                 case.decided(gateway, Outcome::Admit { placement: &grant.placement, because: String::new() }).await;
                 return Ok(grant);
             }
-            Err(no_place) => case.readings.push(no_place.reading.row(no_place.fate, "")),
+            Err(no_place) => case.readings.push(Box::new(no_place.reading.row(no_place.fate, ""))),
         }
     }
     wait(gateway, case, demand, verdict.candidates()).await
@@ -467,7 +468,7 @@ async fn wait(
     let because = format!("waited {} ms", waited_us / 1000);
     match waited {
         Waited::Granted(grant) => {
-            case.readings.push(grant.reading.row(LeaseFate::Reserved, &because));
+            case.readings.push(Box::new(grant.reading.row(LeaseFate::Reserved, &because)));
             case.decided(gateway, Outcome::Admit { placement: &grant.placement, because }).await;
             Ok(grant)
         }
@@ -475,7 +476,7 @@ async fn wait(
             Err(case.overloaded(gateway, (RejectReason::PredictedMiss, retry_after), candidates).await)
         }
         Waited::TooLong => {
-            case.readings.push(wait_over_row(now, because));
+            case.readings.push(Box::new(wait_over_row(now, because)));
             Err(case.overloaded(gateway, decision::WAITED_TOO_LONG, candidates).await)
         }
     }

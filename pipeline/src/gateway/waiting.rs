@@ -59,9 +59,9 @@ pub async fn wait_for_grant(
         let Some(slo) = &mut case.slo else { continue };
         match reconsider(&reading, slo) {
             Judgement::Keep => {}
-            Judgement::Try => case.readings.push(reading.row()),
+            Judgement::Try => case.readings.push(Box::new(reading.row())),
             Judgement::Refuse { retry_after } => {
-                case.readings.push(reading.row());
+                case.readings.push(Box::new(reading.row()));
                 return Waited::GivenUp(retry_after);
             }
         }

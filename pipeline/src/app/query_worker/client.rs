@@ -10,7 +10,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use queries::{Described, LiveTables, QueryResult, Question, SqlAnswers, SqlError, SqlLimits, sql::WAITING_PER_SLOT};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tonic::{Code, Status, transport::Channel};
 
 use super::{
@@ -23,6 +23,8 @@ use crate::query_proto::{AskRequest, query_worker_client::QueryWorkerClient};
 pub struct SqlProcess {
     limits: SqlLimits,
     tables: Arc<LiveTables>,
+    /// Has the process sent the rows that are held back.
+    wanted: Arc<Notify>,
     life: watch::Receiver<Life>,
     /// How the last process ended.
     ends: watch::Receiver<String>,
@@ -39,11 +41,11 @@ impl fmt::Debug for SqlProcess {
 impl SqlProcess {
     pub(super) fn new(
         limits: SqlLimits,
-        tables: Arc<LiveTables>,
+        (tables, wanted): (Arc<LiveTables>, Arc<Notify>),
         (life, ends): (watch::Receiver<Life>, watch::Receiver<String>),
     ) -> Self {
         let most = limits.concurrent_max.max(1) * (1 + WAITING_PER_SLOT);
-        SqlProcess { limits, tables, life, ends, under_way: Semaphore::new(most), most }
+        SqlProcess { limits, tables, wanted, life, ends, under_way: Semaphore::new(most), most }
     }
 
     async fn up(&self, patience: Duration) -> Result<QueryWorkerClient<Channel>, SqlError> {
@@ -62,6 +64,7 @@ impl SqlProcess {
 
     fn request(&self, question: &Question) -> Result<AskRequest, SqlError> {
         let seen = self.tables.snapshot().tables().map(|table| table.next_row()).collect();
+        self.wanted.notify_one();
         wire::question_to_proto(question, seen).map_err(|error| SqlError::Refused(error.to_string()))
     }
 

@@ -1,17 +1,23 @@
-//! Rows of the bus on their way to the process for SQL: what the tables have, then every batch.
+//! Rows of the bus, sent to the process for SQL from where it is: what the tables have, then what comes.
 //!
 //! Invariants: the process gets each row of a topic once, in order, with the numbers it has here; the bus never waits for it. It listens
 //! to the bus as a watcher: one that falls behind loses batches, sees so by their numbers, and is sent what it missed from the tables.
 //! Only if those have let go of such rows, too, does the feed end, and a new process begins with what is there.
-//! Bounds: [`MESSAGES_MAX`] messages of at most [`ROWS_MAX`] rows, one window of the connection, `bus.subscriber_batches` batches at the
-//! watcher, and while it catches up the chunks of one moment of the tables; no message taken for [`STALL`] ends the feed.
-//! Cost: one encoding of each batch, on the thread that runs this. State: the next row of each topic.
+//! Rows that nobody asks about are held for a while ([`HELD_FOR`]) and go as one batch: encoding, decoding and joining cost by the batch,
+//! and a process that answers nothing should cost little. A question has what is held sent at once (`wanted`).
+//! Bounds: [`HELD_MAX`] rows held of a topic, and one batch; [`MESSAGES_MAX`] messages of at most [`ROWS_MAX`] rows, one window of the
+//! connection, `bus.subscriber_batches` batches at the watcher, and while it catches up the chunks of one moment of the tables; no message
+//! taken for [`STALL`] ends the feed.
+//! Cost: one copy and one encoding of the rows, on the thread that runs this. State: the next row of each topic, and what is held.
 
 use std::{sync::Arc, time::Duration};
 
-use arrow::array::RecordBatch;
+use arrow::{array::RecordBatch, compute::concat_batches};
 use queries::{LiveTables, TableSnapshot, Topic};
-use tokio::sync::mpsc;
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
@@ -25,32 +31,52 @@ use crate::{
 pub const MESSAGES_MAX: usize = 16;
 /// Rows of one message.
 const ROWS_MAX: usize = 8192;
+/// Rows of a topic that are held. More in one batch saves little, and takes buffers that are given back and zeroed each time.
+const HELD_MAX: usize = 1024;
+/// Longest time that a row is held. So many rows at most the first question after a pause has to wait for.
+const HELD_FOR: Duration = Duration::from_secs(1);
 /// Longest wait for a message to be taken.
 const STALL: Duration = Duration::from_secs(30);
 
-/// Feeds until the process takes no more; says why.
+/// Feeds until the process takes no more; says why. When `wanted` is notified, everything that the tables have is sent.
 pub(super) async fn run(
     mut client: QueryWorkerClient<Channel>,
     (bus, tables): (&Bus, &LiveTables),
-    counters: Arc<Counters>,
+    (wanted, counters): (&Notify, Arc<Counters>),
 ) -> String {
     let mut watcher = bus.watch();
     let (out, messages) = mpsc::channel(MESSAGES_MAX);
     let mut feed = Feed::new(out, counters);
     let send = async {
         feed.catch_up(tables).await?;
-        while let Some(published) = watcher.recv().await {
-            feed.follow(&published, tables).await?;
+        let mut is_open = true;
+        loop {
+            tokio::select! {
+                // Of what the tables have, some may not have come here yet.
+                () = wanted.notified() => feed.catch_up(tables).await?,
+                () = at(feed.due) => feed.send_held().await?,
+                published = watcher.recv(), if is_open => match published {
+                    Some(published) => feed.follow(published, tables).await?,
+                    // The bus has stopped: what is there can still be asked about.
+                    None => is_open = false,
+                },
+            }
         }
-        // The bus has stopped: what is there can still be asked about.
-        std::future::pending::<Result<(), FeedError>>().await
     };
     tokio::select! {
         ended = client.feed(ReceiverStream::new(messages)) => match ended {
             Ok(_) => "it ended the feed".into(),
             Err(status) => format!("it refused rows: {}", status.message()),
         },
-        Err(error) = send => error.to_string(),
+        Err::<(), FeedError>(error) = send => error.to_string(),
+    }
+}
+
+/// Ends at the time given, never without one.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -70,23 +96,29 @@ struct Feed {
     topics: Vec<TopicFeed>,
     out: mpsc::Sender<FeedRows>,
     counters: Arc<Counters>,
+    /// When what is held must be sent.
+    due: Option<Instant>,
 }
 
 struct TopicFeed {
     topic: Topic,
     /// Number of the next row to send.
     next: u64,
+    /// The rows from there on that have come.
+    held: Vec<RecordBatch>,
+    held_rows: usize,
     pieces: Option<Pieces>,
 }
 
 impl Feed {
     fn new(out: mpsc::Sender<FeedRows>, counters: Arc<Counters>) -> Feed {
-        let topics = Topic::ALL.iter().map(|topic| TopicFeed { topic: *topic, next: 0, pieces: None }).collect();
-        Feed { topics, out, counters }
+        let topic = |topic: &Topic| TopicFeed { topic: *topic, next: 0, held: Vec::new(), held_rows: 0, pieces: None };
+        Feed { topics: Topic::ALL.iter().map(topic).collect(), out, counters, due: None }
     }
 
     /// Sends what the tables have and the process has not.
     async fn catch_up(&mut self, tables: &LiveTables) -> Result<(), FeedError> {
+        self.send_held().await?;
         for table in tables.snapshot().tables() {
             self.catch_up_table(table).await?;
         }
@@ -114,8 +146,10 @@ impl Feed {
         Ok(())
     }
 
-    async fn follow(&mut self, published: &Published, tables: &LiveTables) -> Result<(), FeedError> {
-        let next = self.topics[published.topic.index()].next;
+    /// Holds a batch, or sends it with what is held.
+    async fn follow(&mut self, published: Published, tables: &LiveTables) -> Result<(), FeedError> {
+        let topic = &mut self.topics[published.topic.index()];
+        let next = topic.next + topic.held_rows as u64;
         // A batch is in the tables, as a whole, before watchers hear of it.
         if published.first_row < next {
             return Ok(());
@@ -124,7 +158,31 @@ impl Feed {
             self.counters.catch_ups.add(1);
             return self.catch_up(tables).await;
         }
-        self.send(published.topic, (published.first_row, &published.batch)).await
+        topic.held_rows += published.batch.num_rows();
+        topic.held.push(published.batch);
+        if topic.held_rows >= HELD_MAX {
+            return self.send_held_of(published.topic).await;
+        }
+        self.due.get_or_insert_with(|| Instant::now() + HELD_FOR);
+        Ok(())
+    }
+
+    async fn send_held(&mut self) -> Result<(), FeedError> {
+        self.due = None;
+        for topic in Topic::ALL {
+            self.send_held_of(topic).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_held_of(&mut self, topic: Topic) -> Result<(), FeedError> {
+        let state = &mut self.topics[topic.index()];
+        state.held_rows = 0;
+        let held = std::mem::take(&mut state.held);
+        let (Some(first), from) = (held.first(), state.next) else { return Ok(()) };
+        let rows = if held.len() == 1 { first.clone() } else { concat_batches(first.schema_ref(), &held)? };
+        drop(held);
+        self.send(topic, (from, &rows)).await
     }
 
     async fn send(&mut self, topic: Topic, (first_row, batch): (u64, &RecordBatch)) -> Result<(), FeedError> {
@@ -151,5 +209,61 @@ impl Feed {
             Ok(Err(_)) => Err(FeedError::Ended),
             Err(_) => Err(FeedError::Stalled),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::FaultRow;
+
+    fn feed() -> (Feed, mpsc::Receiver<FeedRows>, LiveTables) {
+        let (out, messages) = mpsc::channel(MESSAGES_MAX);
+        (Feed::new(out, Arc::default()), messages, LiveTables::new(100_000))
+    }
+
+    fn fault_rows(rows: usize) -> RecordBatch {
+        let row = FaultRow { at: 0, component: "test".into(), kind: "k".into(), detail: "d".into(), count: 1 };
+        serde_arrow::to_record_batch(Topic::Faults.schema().fields(), &vec![row; rows]).unwrap()
+    }
+
+    async fn publish(feed: &mut Feed, tables: &LiveTables, rows: usize) {
+        let batch = fault_rows(rows);
+        let first_row = tables.append(Topic::Faults, batch.clone()).unwrap();
+        feed.follow(Published { topic: Topic::Faults, first_row, batch }, tables).await.unwrap();
+    }
+
+    /// Numbers of first rows of the messages there are.
+    fn sent(messages: &mut mpsc::Receiver<FeedRows>) -> Vec<u64> {
+        std::iter::from_fn(|| messages.try_recv().ok()).map(|message| message.first_row).collect()
+    }
+
+    /// Scenario: small batches, until their time is over, until there are many rows, and until a question comes, which knows of rows that
+    /// the feed has not heard of.
+    /// Guarantees: each time what was held goes as one message, in order, and nothing twice.
+    #[tokio::test]
+    async fn rows_are_held_and_go_together() {
+        let (mut feed, mut messages, tables) = feed();
+        for _ in 0..10 {
+            publish(&mut feed, &tables, 3).await;
+        }
+        assert!(sent(&mut messages).is_empty());
+        assert!(feed.due.is_some());
+        feed.send_held().await.unwrap();
+        assert_eq!((sent(&mut messages), feed.due), (vec![0], None));
+        for _ in 0..HELD_MAX / 32 {
+            publish(&mut feed, &tables, 32).await;
+        }
+        assert_eq!(sent(&mut messages), [30]);
+        publish(&mut feed, &tables, 5).await;
+        let batch = fault_rows(7);
+        let first_row = tables.append(Topic::Faults, batch.clone()).unwrap();
+        feed.catch_up(&tables).await.unwrap();
+        let held = 30 + HELD_MAX as u64;
+        assert_eq!(sent(&mut messages), [held, held + 5]);
+        feed.follow(Published { topic: Topic::Faults, first_row, batch }, &tables).await.unwrap();
+        feed.send_held().await.unwrap();
+        assert!(sent(&mut messages).is_empty());
+        assert_eq!(feed.counters.catch_ups.get(), 0);
     }
 }

@@ -23,7 +23,7 @@ use queries::{LiveTables, SqlLimits};
 use tokio::{
     net::UnixStream,
     process::{Child, Command},
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinHandle,
     time::timeout,
 };
@@ -115,9 +115,11 @@ impl Keeper {
     pub fn start(setup: KeeperSetup) -> Keeper {
         let (life, told) = watch::channel(Life::Down("it is being started".into()));
         let (ends, ended) = watch::channel(String::new());
-        let answers = Arc::new(SqlProcess::new(setup.limits, setup.tables.clone(), (told, ended)));
+        let wanted = Arc::new(Notify::new());
+        let source = (setup.tables.clone(), wanted.clone());
+        let answers = Arc::new(SqlProcess::new(setup.limits, source, (told, ended)));
         let (stop, counters) = (CancellationToken::new(), Arc::new(Counters::default()));
-        let keeping = Keeping { setup, life, ends, counters: counters.clone() };
+        let keeping = Keeping { setup, life, ends, wanted, counters: counters.clone() };
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             tokio::select! {
@@ -154,6 +156,8 @@ struct Keeping {
     life: watch::Sender<Life>,
     /// How the last one ended.
     ends: watch::Sender<String>,
+    /// Says that a question waits for rows.
+    wanted: Arc<Notify>,
     counters: Arc<Counters>,
 }
 
@@ -190,7 +194,7 @@ impl Keeping {
         let source = (&self.setup.bus, self.setup.tables.as_ref());
         let why = tokio::select! {
             ended = child.wait() => return how(ended),
-            why = feed::run(rows, source, self.counters.clone()) => why,
+            why = feed::run(rows, source, (&self.wanted, self.counters.clone())) => why,
             why = self.watch(pid, questions) => {
                 self.counters.ended.add(1);
                 let _ = child.start_kill();
@@ -289,6 +293,8 @@ impl Process {
             .args(&setup.arguments)
             // Allocators reserve address space ahead: ours 1 GiB at a time, the C library 64 MiB a thread. Here it is counted.
             .env("MIMALLOC_ARENA_RESERVE", "128MiB")
+            // Buffers come and go with every batch of rows; as huge pages the kernel would zero many times what they use.
+            .env("MIMALLOC_ALLOW_THP", "0")
             .env("MALLOC_ARENA_MAX", "1")
             .stdin(Stdio::from(OwnedFd::from(its_rows)))
             .stdout(Stdio::from(OwnedFd::from(its_questions)))

@@ -6,7 +6,11 @@ use queries::{
     Caller, LiveTables, QueryResult, Question, ScalarValue, SqlAnswers, SqlEngine, SqlError, SqlLimits, Topic, encode,
     query_runtime,
 };
-use tokio::{runtime::Runtime, sync::watch, task::JoinHandle};
+use tokio::{
+    runtime::Runtime,
+    sync::{Notify, watch},
+    task::JoinHandle,
+};
 
 use super::{
     client::SqlProcess,
@@ -26,6 +30,7 @@ use crate::{
 struct Server {
     bus: Bus,
     tables: Arc<LiveTables>,
+    wanted: Arc<Notify>,
     _guard: BusGuard,
 }
 
@@ -41,7 +46,11 @@ impl Server {
         };
         let tables = Arc::new(LiveTables::new(live_rows));
         let (bus, guard) = Bus::start(&config, None, tables.clone(), Arc::new(|| 0)).unwrap();
-        Server { bus, tables, _guard: guard }
+        Server { bus, tables, wanted: Arc::default(), _guard: guard }
+    }
+
+    fn source(&self) -> (Arc<LiveTables>, Arc<Notify>) {
+        (self.tables.clone(), self.wanted.clone())
     }
 
     async fn publish(&self, numbers: std::ops::Range<u64>) {
@@ -94,13 +103,13 @@ impl Worker {
     /// Answers by this worker over the server's tables.
     fn answers(&self, server: &Server) -> (SqlProcess, watch::Sender<Life>) {
         let (sender, life) = watch::channel(Life::Up(self.questions.clone()));
-        (SqlProcess::new(limits(), server.tables.clone(), (life, watch::channel(String::new()).1)), sender)
+        (SqlProcess::new(limits(), server.source(), (life, watch::channel(String::new()).1)), sender)
     }
 
     fn feed(&self, server: &Server) -> (JoinHandle<String>, Arc<Counters>) {
         let (counters, bus, tables) = (Arc::new(Counters::default()), server.bus.clone(), server.tables.clone());
-        let (rows, told) = (self.rows.clone(), counters.clone());
-        (tokio::spawn(async move { feed::run(rows, (&bus, &tables), told).await }), counters)
+        let (rows, told, wanted) = (self.rows.clone(), counters.clone(), server.wanted.clone());
+        (tokio::spawn(async move { feed::run(rows, (&bus, &tables), (&wanted, told)).await }), counters)
     }
 }
 
@@ -138,6 +147,21 @@ async fn a_question_sees_what_was_there_when_it_was_asked() {
         let answer = json(&ask(&answers, NUMBERS).await.unwrap());
         assert_eq!(answer, format!(r#"[{{"n":{all},"d":{all},"m":{}}}]"#, all - 1));
     }
+}
+
+/// Scenario: rows of which nobody asks anything. Guarantees: they come all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_nobody_asks_about_come() {
+    let server = Server::start(4096, 100_000);
+    let worker = Worker::start(limits()).await;
+    let (_feed, counters) = worker.feed(&server);
+    for rows in [3, 700] {
+        let there = || worker.tables.snapshot().table(Topic::Faults).rows_live();
+        let before = there() as u64;
+        server.publish(before..rows).await;
+        until(|| there() as u64 == rows).await;
+    }
+    assert_eq!(counters.catch_ups.get(), 0);
 }
 
 /// Scenario: a feed whose watcher may be two batches behind, while hundreds are published; then one whose tables have let go of what it
@@ -243,7 +267,7 @@ async fn a_dropped_question_stops_and_a_lost_one_is_told() {
     let error = lost.await.unwrap().unwrap_err();
     assert!(matches!(&error, SqlError::EngineRestarted(_)) && error.is_transient(), "{error:?}");
     life.send_replace(Life::Down("it was ended by signal 9".into()));
-    let down = SqlProcess::new(short, server.tables.clone(), (life.subscribe(), watch::channel(String::new()).1));
+    let down = SqlProcess::new(short, server.source(), (life.subscribe(), watch::channel(String::new()).1));
     let error = ask(&down, "select 1").await.unwrap_err();
     assert_eq!(error, SqlError::EngineRestarted("it was ended by signal 9".into()));
 }

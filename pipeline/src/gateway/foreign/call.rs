@@ -215,7 +215,7 @@ struct Trip {
     ask: Ask,
     streams: bool,
     demand: Demand,
-    case: Case,
+    case: Box<Case>,
     grant: Grant,
     failed: Vec<Failed>,
     deadline: Instant,

@@ -21,7 +21,7 @@ const ROW_INTERVAL: Duration = Duration::from_secs(1);
 /// See the file's header.
 pub(super) struct Relay {
     pool: Arc<Pool>,
-    case: Case,
+    case: Box<Case>,
     reply: Reply,
     first: Option<Bytes>,
     lease: Option<Arc<Lease>>,
@@ -37,7 +37,7 @@ pub(super) struct Relay {
 
 impl Relay {
     pub(super) fn new(
-        (pool, case): (Arc<Pool>, Case),
+        (pool, case): (Arc<Pool>, Box<Case>),
         reply: Reply,
         first: Bytes,
         (lease, deadline): (Arc<Lease>, Instant),
@@ -60,7 +60,8 @@ impl Relay {
     }
 
     pub(super) fn into_body(self) -> Body {
-        Body::from_stream(unfold(self, |mut relay| async move {
+        // A box, since it is handed on with every piece.
+        Body::from_stream(unfold(Box::new(self), |mut relay| async move {
             let bytes = relay.next().await?;
             Some((Ok::<_, Infallible>(bytes), relay))
         }))

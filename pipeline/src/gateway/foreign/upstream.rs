@@ -75,10 +75,11 @@ pub struct Upstream {
     authority: HeaderValue,
     key: Option<HeaderValue>,
     connect_timeout: Duration,
-    idle: Mutex<Vec<Line>>,
+    #[expect(clippy::vec_box, reason = "requests take a line in its box")]
+    idle: Mutex<Vec<Box<Line>>>,
 }
 
-/// One connection, with nothing on it.
+/// One connection, with nothing on it. Boxed, since it goes from request to request and is large.
 struct Line {
     sender: SendRequest<Full<Bytes>>,
     connection: Connection<TokioIo<TcpStream>, Full<Bytes>>,
@@ -117,7 +118,7 @@ impl Upstream {
     }
 
     /// A kept connection that is still there.
-    async fn kept(&self) -> Option<Line> {
+    async fn kept(&self) -> Option<Box<Line>> {
         loop {
             let mut line = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
             let is_good = poll_fn(|cx| {
@@ -134,7 +135,7 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self) -> Result<Line, UpstreamError> {
+    async fn connect(&self) -> Result<Box<Line>, UpstreamError> {
         let failed = |detail: String| UpstreamError::Connect { url: self.base.clone(), detail };
         let connecting = timeout(self.connect_timeout, TcpStream::connect((self.host.as_str(), self.port)));
         let stream = match connecting.await {
@@ -143,14 +144,14 @@ impl Upstream {
         };
         stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|error| failed(error.to_string()))?;
-        Ok(Line { sender, connection })
+        Ok(Box::new(Line { sender, connection }))
     }
 
-    async fn send(self: &Arc<Self>, mut line: Line, ask: &Ask) -> Result<Reply, UpstreamError> {
+    async fn send(self: &Arc<Self>, mut line: Box<Line>, ask: &Ask) -> Result<Reply, UpstreamError> {
         let request = self.request(ask)?;
-        let mut sent = pin!(line.sender.send_request(request));
+        let Line { sender, connection } = &mut *line;
+        let mut sent = pin!(sender.send_request(request));
         let mut is_open = true;
-        let connection = &mut line.connection;
         let answer = poll_fn(|cx| {
             for _ in 0..2 {
                 if let Poll::Ready(answer) = sent.as_mut().poll(cx) {
@@ -190,7 +191,7 @@ impl Upstream {
         UpstreamError::Lost { url: self.base.clone(), detail: error.to_string() }
     }
 
-    fn keep(&self, line: Line) {
+    fn keep(&self, line: Box<Line>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {
             idle.push(line);
@@ -216,7 +217,7 @@ pub struct Reply {
     pub head: Parts,
     body: Incoming,
     /// `None`: the worker closed it after the answer.
-    line: Option<Line>,
+    line: Option<Box<Line>>,
     upstream: Arc<Upstream>,
     state: BodyState,
 }
