@@ -5,8 +5,9 @@
 //! Platt's scaling, as a logistic regression that goes on with each outcome and lets older ones fade.
 //!
 //! Outcomes fade by what they say. One that was as good as certain says nothing new, so that a quiet hour does not wipe out what an
-//! overload has shown. Invariants: without outcomes a chance stays what it is; a greater one never becomes the smaller one ([`SLOPE_MIN`]);
-//! 0 stays 0. Cost: O(1). State: five sums.
+//! overload has shown. Of requests with next to no chance none starts, so nothing is learnt of those, and a flat fit must not make a hope of
+//! them: from [`LEARNT_MIN`] down a chance falls with the one predicted. Invariants: without outcomes a chance stays what it is; a greater
+//! one never becomes the smaller one ([`SLOPE_MIN`]); 0 stays 0. Cost: O(1). State: five sums.
 
 use crate::policy::Met;
 
@@ -16,6 +17,8 @@ const PRIOR_WEIGHT: f64 = 2.0;
 const FORGETTING: f64 = 0.98;
 /// A chance is never taken for nearer to 0 or 1 than this.
 const CHANCE_MIN: f64 = 1e-4;
+/// Smaller ones are corrected by the same factor as this one.
+const LEARNT_MIN: f64 = 0.02;
 pub const SLOPE_MIN: f64 = 0.1;
 pub const SLOPE_MAX: f64 = 2.0;
 /// Odds are never moved by more than this, in logarithms.
@@ -47,7 +50,8 @@ impl Calibration {
         if *self == Calibration::default() || predicted <= 0.0 {
             return predicted;
         }
-        chance_of(self.offset + self.slope * log_odds(predicted))
+        let corrected = chance_of(self.offset + self.slope * log_odds(predicted.max(LEARNT_MIN)));
+        corrected * (predicted / LEARNT_MIN).min(1.0)
     }
 }
 
@@ -195,6 +199,17 @@ mod tests {
         (0..10_000).for_each(|_| meter.learn(1.0, Met::Yes));
         let after = meter.calibration().of(0.4);
         assert!((before - after).abs() < 0.12, "{before} and {after}");
+    }
+
+    /// Scenario: outcomes that have nothing to do with chances, so that the fit is flat and high; a chance that time has taken away.
+    /// Guarantees: what has next to no chance is told to have none.
+    #[test]
+    fn a_flat_fit_makes_no_hope_of_nothing() {
+        let flat = Calibration::new(OFFSET_MAX, SLOPE_MIN).expect("its bounds");
+        assert!(flat.of(0.4) > 0.9);
+        for predicted in [1e-3, 1e-4, 1e-9, 1e-300] {
+            assert!(flat.of(predicted) <= 50.0 * predicted, "{} of {predicted}", flat.of(predicted));
+        }
     }
 
     proptest! {

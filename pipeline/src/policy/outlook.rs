@@ -290,14 +290,14 @@ impl Race {
         self.calibration.of(self.plain_meet(wait))
     }
 
-    /// The same as predicted times have it.
+    /// The same as predicted times have it. Nothing takes less than no time.
     fn plain_meet(&self, wait: &Prediction) -> f64 {
-        let (first, due) = &self.first;
-        let first = wait.plus(first).within(*due);
+        let within = |(takes, due): &(Prediction, f64)| if *due > 0.0 { wait.plus(takes).within(*due) } else { 0.0 };
+        let first = within(&self.first);
         if self.wholes.is_empty() {
             return first;
         }
-        let wholes: f64 = self.wholes.iter().map(|(whole, due)| wait.plus(whole).within(*due)).sum();
+        let wholes: f64 = self.wholes.iter().map(within).sum();
         first.min(wholes / self.wholes.len() as f64)
     }
 

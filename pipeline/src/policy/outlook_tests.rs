@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ids::InstanceId,
-    policy::{BucketFit, PromptDue, QueueStep, Refused, Term, ViewMode, test_instance, test_policy},
+    policy::{
+        BucketFit, Judgement, OFFSET_MAX, PromptDue, QueueStep, Refused, SLOPE_MIN, SloSeen, Term, ViewMode, judge,
+        test_instance, test_policy,
+    },
 };
 
 const SECOND: i64 = 1_000_000;
@@ -150,6 +153,29 @@ fn a_chance_is_what_came_true() {
     assert!(plain.start_by > 0 && better.start_by == plain.start_by && better.best == plain.best, "{better:?}");
     assert!(better.worth_by >= plain.worth_by && worse.worth_by < Some(0) && worse.start_by < 0, "{worse:?}");
     assert_eq!((better.engine_by, worse.engine_by), (plain.start_by, plain.start_by));
+}
+
+/// Scenario: a request whose deadline has passed, or nearly so, of times that cannot be told well; outcomes have had nothing to do with
+/// chances lately, so that their fit is flat and high.
+/// Guarantees: it has no chance and no start that is worth it, here or where nothing runs, so that it is refused and does not wait on.
+#[test]
+fn what_is_past_has_no_chance() {
+    let (view, candidates) = (view(1), [cost(0, 0, 0.0)]);
+    let vague = Skill { first: Ratio { mean: 0.0, variance: 0.5 }, whole: Ratio { mean: 0.0, variance: 0.5 } };
+    let flat = Calibration::new(OFFSET_MAX, SLOPE_MIN).unwrap();
+    let forecast = Forecast { skill: vague, calibration: flat, ..forecast(vec![50]) };
+    let deadline = due(1, 3);
+    let at =
+        |now: i64| outlook(&OutlookRequest { now, ..ask(&deadline, &candidates, &view) }, &forecast, CHANCES).unwrap();
+    assert!(at(0).meet > 0.9);
+    for now in [3 * SECOND, 3 * SECOND + 1, 20 * SECOND] {
+        let past = at(now);
+        assert_eq!((past.meet, past.is_met_alone), (0.0, false), "{past:?}");
+        let starts = [Some(past.start_by), past.worth_by, past.alone_by];
+        assert!(starts.iter().all(|by| by.is_some_and(|by| by < now)), "{past:?}");
+        let seen = SloSeen { deadline, outlook: Some(past), is_trial: false };
+        assert!(matches!(judge(&seen, (Tier::High, 0.5), &test_policy().deadline), Judgement::Refuse { .. }));
+    }
 }
 
 /// Scenario: twenty short requests were refused lately. A long one comes, with time enough; a short one; a long one that stated no

@@ -3,8 +3,8 @@
 //! All routers stand in front of the same workers and are loaded by the same client, in turns, round by round; who goes
 //! first changes. They share the machine's cores with client and workers, so requests a second are of the whole chain. Ours
 //! runs as `serve --worker-url` does: every decision and row on the bus, log and dataflow on. Peers run round robin, their
-//! cheapest, where speed is measured, and their cache-aware policy over the common fronts. A relay of unread bytes (`relay`) shows
-//! what moving them alone costs.
+//! cheapest, where speed is measured, and their cache-aware policy over the common fronts. Relays of unread bytes and of HTTP that is
+//! not looked at (`relay`) show what moving it alone costs.
 //!
 //! Invariant: a ratio compares figures of the same round; a headline is the least favourable of its cases, against the
 //! better peer of each. Without peers ratios are null. Cost: about two minutes, `--quick` a third. State: one number a
@@ -84,6 +84,9 @@ struct CaseReport {
     /// What a router would have that only moved bytes.
     relay_requests_per_s_ratio_best_peer: Option<f64>,
     requests_per_s_ratio_relay: Option<f64>,
+    /// The same for one that reads and writes HTTP and does nothing else.
+    http_relay_requests_per_s_ratio_best_peer: Option<f64>,
+    requests_per_s_ratio_http_relay: Option<f64>,
     added_p50_ratio_best_peer: Option<f64>,
     added_p99_ratio_best_peer: Option<f64>,
     routers: Vec<Row>,
@@ -121,7 +124,7 @@ struct Report {
 pub(super) fn run(options: &RouterOptions) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let workers = Workers::start(folder.path())?;
-    let mut who = vec![Who::Direct, Who::Relay, Who::Evenkeel];
+    let mut who = vec![Who::Direct, Who::Relay, Who::HttpRelay, Who::Evenkeel];
     if options.peers.is_some() {
         who.extend([Who::SglangRouter, Who::VllmRouter]);
     } else {
@@ -202,7 +205,7 @@ impl Bench<'_> {
         // Twice were too few: of them a cache that forgets nothing hits 0.874 of the blocks.
         let requests = load.bodies.len() * 3;
         let mut reports = Vec::new();
-        for who in who.iter().filter(|who| !matches!(who, Who::Direct | Who::Relay)) {
+        for who in who.iter().filter(|who| !matches!(who, Who::Direct | Who::Relay | Who::HttpRelay)) {
             let Some(router) = self.routers(&[*who], PeerPolicy::CacheAware)?.pop() else { continue };
             self.workers.reset(CACHE_BLOCKS)?;
             let before = router.cpu_us()?;
@@ -286,7 +289,8 @@ fn compare(case: &Case, routers: &[Router], shown: &[Shown]) -> CaseReport {
         let best = peers(of).into_iter().min_by(f64::total_cmp)?;
         Some(ours(of)? / best)
     };
-    let relay = rows.iter().find(|row| row.router == Who::Relay).and_then(|row| row.requests_per_s);
+    let speed = |who: Who| rows.iter().find(|row| row.router == who).and_then(|row| row.requests_per_s);
+    let (relay, http_relay) = (speed(Who::Relay), speed(Who::HttpRelay));
     let fastest = peers(|row| row.requests_per_s).into_iter().max_by(f64::total_cmp);
     CaseReport {
         case: case.name,
@@ -295,6 +299,10 @@ fn compare(case: &Case, routers: &[Router], shown: &[Shown]) -> CaseReport {
         requests_per_s_ratio_best_peer: ours(|row| row.requests_per_s).zip(fastest).map(|(ours, best)| ours / best),
         relay_requests_per_s_ratio_best_peer: relay.zip(fastest).map(|(relay, best)| relay / best),
         requests_per_s_ratio_relay: ours(|row| row.requests_per_s).zip(relay).map(|(ours, relay)| ours / relay),
+        http_relay_requests_per_s_ratio_best_peer: http_relay.zip(fastest).map(|(relay, best)| relay / best),
+        requests_per_s_ratio_http_relay: ours(|row| row.requests_per_s)
+            .zip(http_relay)
+            .map(|(ours, relay)| ours / relay),
         added_p50_ratio_best_peer: least(|row| row.added_p50_us),
         added_p99_ratio_best_peer: least(|row| row.added_p99_us),
         routers: rows,

@@ -91,6 +91,8 @@ async fn capacity_is_a_question_of_sql() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_dataflow_the_safe_policy_serves() {
     let Some(server) = Server::start("[dataflow]\nmode = \"off\"\n").await else { return };
+    // It is ready with the first.
+    server.until("select distinct instance from instances where state = 'ready'", |rows| rows.len() == 2).await;
     for _ in 0..4 {
         assert_eq!(server.post("/v1/completions", &completion("hello", 4)).await.status(), 200);
     }

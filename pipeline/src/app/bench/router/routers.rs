@@ -31,6 +31,8 @@ pub(super) enum Who {
     Direct,
     /// Bytes go on unread: the least that anything in between can cost.
     Relay,
+    /// The same by HTTP's own library, and nothing else.
+    HttpRelay,
     Evenkeel,
     SglangRouter,
     VllmRouter,
@@ -173,13 +175,15 @@ impl Router {
                 }
                 ("evenkeel", command)
             }
-            Who::Relay => {
+            Who::Relay | Who::HttpRelay => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.args(["bench", "router-relay", "--port", &port]);
+                let is_http = who == Who::HttpRelay;
+                command.args(is_http.then_some("--http"));
                 for url in &workers.urls {
                     command.args(["--worker", url.trim_start_matches("http://")]);
                 }
-                ("relay", command)
+                (if is_http { "http-relay" } else { "relay" }, command)
             }
             Who::SglangRouter => {
                 let mut command = Command::new(peer("venv/sglrouter/bin/python"));
