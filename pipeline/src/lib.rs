@@ -2,8 +2,8 @@
 //!
 //! Modules in order; each uses only those before it (DESIGN §1, STYLE "Rooms"):
 //! `config` → `bus` → `policy` → `dataflow` → `gateway` → `worker` → `replay` → `app`.
-//! `ids` and `rows` are plain types below all of them, `http2` settings for calls between our processes; `models` (model files) and `load` (a client that plays traces) stand
-//! alone, for `app`. One edge goes back: the tree of `config` holds the settings that each policy declares and checks.
+//! `ids` and `rows` are plain types below all of them, `http2` settings for calls between our processes; `models` (model files) and
+//! `load` (a client that plays traces) stand alone, for `app`. One edge goes back: the tree of `config` holds the settings that each policy declares and checks.
 
 pub mod app;
 pub mod bus;

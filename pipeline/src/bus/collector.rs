@@ -305,7 +305,7 @@ impl Collector {
 }
 
 /// Ends at the time given, never without one.
-async fn at(time: Option<Instant>) {
+pub(crate) async fn at(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,

@@ -42,7 +42,6 @@ use queries::{LiveTables, Topic, live_table::SchemaMismatch};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::counters::Count;
 use self::{
     appender::AnyRow,
     collector::{BatchCommand, Collector, RowCommand},
@@ -59,6 +58,7 @@ pub use self::{
     log::{LogError, LogWriter},
     origin::Origin,
 };
+pub(crate) use self::{collector::at, counters::Count};
 use crate::{config, ids::Micros, rows::Row};
 
 /// Says what time it is, in microseconds since the epoch.

@@ -179,7 +179,7 @@ where
             Ok(chunk) if chunk.finish.is_none() => Progress::Open(chunks),
             Ok(_) => {
                 // As a rule it has come with the last chunk.
-                if chunks.next().now_or_never().is_none() {
+                if !matches!(chunks.next().now_or_never(), Some(None)) {
                     drop(tokio::spawn(timeout(REST_MAX, async move { while chunks.next().await.is_some() {} })));
                 }
                 Progress::Ended

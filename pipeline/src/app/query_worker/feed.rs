@@ -23,7 +23,7 @@ use tonic::transport::Channel;
 
 use super::{keeper::Counters, wire::Pieces};
 use crate::{
-    bus::{Bus, Published},
+    bus::{Bus, Published, at},
     query_proto::{FeedRows, query_worker_client::QueryWorkerClient},
 };
 
@@ -69,14 +69,6 @@ pub(super) async fn run(
             Err(status) => format!("it refused rows: {}", status.message()),
         },
         Err::<(), FeedError>(error) = send => error.to_string(),
-    }
-}
-
-/// Ends at the time given, never without one.
-async fn at(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
     }
 }
 
