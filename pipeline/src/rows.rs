@@ -1,12 +1,16 @@
-//! Rows of the bus's topics as typed structs. `serde_arrow` turns them into the batches that `queries::schema` declares:
-//! field names and order here are the columns there, and a test holds the two together.
+//! Rows of the bus's topics as typed structs. `columns` turns them into the batches that `queries::schema` declares, and
+//! `serde_arrow` back: field names and order here are the columns there, and a test holds the two together.
 
+use macro_rules_attribute::macro_rules_derive;
 use serde::{Deserialize, Serialize};
 
+use self::columns::{Cell, Record, columns};
 use crate::ids::{Micros, Name};
 
-/// A row of one topic.
-pub trait Row: Serialize + for<'de> Deserialize<'de> + Send + 'static {
+pub(crate) mod columns;
+
+/// A row of one topic, of which there is one type.
+pub trait Row: Cell<Column: Record> + Serialize + for<'de> Deserialize<'de> + Send + 'static {
     const TOPIC: queries::schema::Topic;
 }
 
@@ -36,6 +40,7 @@ mod mrc;
 pub use mrc::MrcRow;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct RequestRow {
     pub at: Micros,
     pub request_id: Name,
@@ -63,6 +68,7 @@ pub struct RequestRow {
 row!(RequestRow => Requests);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct CandidateRow {
     pub instance: u32,
     pub hit_tokens: u32,
@@ -83,6 +89,7 @@ pub struct CandidateRow {
 
 /// How the request fits the bucket of one candidate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct BucketFitRow {
     pub instance: u32,
     pub fit: Name,
@@ -91,6 +98,7 @@ pub struct BucketFitRow {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct DecisionRow {
     pub at: Micros,
     pub decision_id: Name,
@@ -127,6 +135,7 @@ pub struct DecisionRow {
 row!(DecisionRow => Decisions);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct EngineStepRow {
     pub at: Micros,
     pub instance: u32,
@@ -156,6 +165,7 @@ pub struct EngineStepRow {
 row!(EngineStepRow => EngineSteps);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct KvEventRow {
     pub at: Micros,
     pub instance: u32,
@@ -172,6 +182,7 @@ pub struct KvEventRow {
 row!(KvEventRow => KvEvents);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct SpeculationRow {
     pub at: Micros,
     pub instance: u32,
@@ -186,6 +197,7 @@ pub struct SpeculationRow {
 row!(SpeculationRow => Speculation);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct InstanceRow {
     pub at: Micros,
     pub instance: u32,
@@ -202,6 +214,7 @@ pub struct InstanceRow {
 row!(InstanceRow => Instances);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct AtomLoadRow {
     pub as_of: Micros,
     pub instance: u32,
@@ -213,6 +226,7 @@ pub struct AtomLoadRow {
 row!(AtomLoadRow => AtomLoad);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct LoadTotalsRow {
     pub as_of: Micros,
     pub grouped_by: String,
@@ -227,6 +241,7 @@ pub struct LoadTotalsRow {
 row!(LoadTotalsRow => LoadTotals);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct RequestDistributionRow {
     pub as_of: Micros,
     pub model: String,
@@ -256,6 +271,7 @@ pub struct RequestDistributionRow {
 row!(RequestDistributionRow => RequestDistribution);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct SessionActivityRow {
     pub as_of: Micros,
     pub model: String,
@@ -270,6 +286,7 @@ pub struct SessionActivityRow {
 row!(SessionActivityRow => SessionActivity);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct ServiceTimeRow {
     pub as_of: Micros,
     pub shape: String,
@@ -293,6 +310,7 @@ pub struct ServiceTimeRow {
 row!(ServiceTimeRow => ServiceTime);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct OutputLengthRow {
     pub as_of: Micros,
     pub model: String,
@@ -311,6 +329,7 @@ pub struct OutputLengthRow {
 row!(OutputLengthRow => OutputLength);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct ArrivalTrendRow {
     pub as_of: Micros,
     pub model: String,
@@ -328,6 +347,7 @@ pub struct ArrivalTrendRow {
 row!(ArrivalTrendRow => ArrivalTrend);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct PredictionErrorRow {
     pub as_of: Micros,
     pub predictor: String,
@@ -345,6 +365,7 @@ pub struct PredictionErrorRow {
 row!(PredictionErrorRow => PredictionError);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct InstanceLoadRow {
     pub as_of: Micros,
     pub instance: u32,
@@ -364,6 +385,7 @@ pub struct InstanceLoadRow {
 row!(InstanceLoadRow => InstanceLoad);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct CacheViewRow {
     pub at: Micros,
     pub instance: u32,
@@ -379,6 +401,7 @@ pub struct CacheViewRow {
 row!(CacheViewRow => CacheView);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct RefusedRow {
     pub at: Micros,
     pub topic: String,
@@ -392,6 +415,7 @@ pub struct RefusedRow {
 row!(RefusedRow => RefusedRows);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct FaultRow {
     pub at: Micros,
     pub component: String,
@@ -402,6 +426,7 @@ pub struct FaultRow {
 row!(FaultRow => Faults);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct ModeRow {
     pub at: Micros,
     pub component: String,
@@ -413,6 +438,7 @@ pub struct ModeRow {
 row!(ModeRow => Modes);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct SnapshotRow {
     pub at: Micros,
     pub name: String,

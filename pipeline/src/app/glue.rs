@@ -44,10 +44,10 @@ impl Clock for WallClock {
 pub struct BusSink(pub Bus);
 
 impl BusSink {
-    fn put<R: Row>(&self, row: Box<R>) -> Sent<'_> {
+    fn put<R: Row + Sync>(&self, row: R) -> Sent<'_> {
         match self.0.offer(row) {
             Ok(()) => Sent::Taken,
-            Err(unsent) => Sent::Waits(Box::pin(async move { told::<R>(self.0.send(unsent).await) })),
+            Err(row) => Sent::Waits(Box::pin(async move { told::<R>(self.0.publish(row).await) })),
         }
     }
 }
@@ -60,25 +60,25 @@ fn told<R: Row>(published: Result<(), PublishError>) {
 
 impl EventSink for BusSink {
     fn request(&self, row: RequestRow) -> Sent<'_> {
-        self.put(Box::new(row))
-    }
-    fn decision(&self, row: DecisionRow) -> Sent<'_> {
-        self.put(Box::new(row))
-    }
-    fn policy_input(&self, row: Box<PolicyInputRow>) -> Sent<'_> {
         self.put(row)
     }
+    fn decision(&self, row: DecisionRow) -> Sent<'_> {
+        self.put(row)
+    }
+    fn policy_input(&self, row: Box<PolicyInputRow>) -> Sent<'_> {
+        self.put(*row)
+    }
     fn fault(&self, row: FaultRow) -> Sent<'_> {
-        self.put(Box::new(row))
+        self.put(row)
     }
     fn slo(&self, row: SloRow) -> Sent<'_> {
-        self.put(Box::new(row))
+        self.put(row)
     }
     fn slo_reliability(&self, row: SloReliabilityRow) -> Sent<'_> {
-        self.put(Box::new(row))
+        self.put(row)
     }
     fn settings(&self, row: SettingsRow) -> Sent<'_> {
-        self.put(Box::new(row))
+        self.put(row)
     }
 }
 

@@ -1,10 +1,10 @@
-//! The bus's thread: collects rows, numbers batches, hands them on (DESIGN §3).
+//! The bus's thread: takes what was put, numbers batches, hands them on (DESIGN §3).
 //!
 //! Invariant: one thread does all of it, so a topic's rows have one order everywhere. A batch goes to the live tables (which
 //! number it), to the log's pending rows, to watchers, and then to subscribers, for whom the thread may wait.
-//! A topic's rows leave when there are `flush_rows` of them, at the latest `flush_interval` after the first. The log is
-//! written `sync_interval` after its first pending row (group commit), at a flush, and when enough rows are pending.
-//! Cost: O(1) a row beside building columns.
+//! Rows leave when there are `flush_rows` of a topic, at the latest `flush_interval` after the first, in batches of `flush_rows`
+//! at most. The log is written `sync_interval` after its first pending row (group commit), at a flush, and when enough rows are pending.
+//! Cost: O(columns) a batch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,25 +18,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Clock, LogWriter, Origin, Published, Shared,
-    appender::{AnyRow, Appender},
     counters::LogState,
     log::Fault,
     origin::{Origins, Verdict},
 };
 use crate::{config, rows::FaultRow};
-
-/// Rows taken from the queue at once.
-const ROWS_AT_ONCE: usize = 512;
-/// After the queue was emptied the next rows gather for this long, so that a publisher does not pay for waking the thread
-/// row by row. It is short beside `flush_interval`.
-const REST: Duration = Duration::from_millis(1);
-
-/// What comes through the row queue.
-#[derive(Debug)]
-pub(super) enum RowCommand {
-    Row(AnyRow),
-    Flush(oneshot::Sender<()>),
-}
 
 /// What comes through the batch queue.
 #[derive(Debug)]
@@ -57,7 +43,6 @@ pub(super) enum BatchCommand {
 pub(super) struct Collector {
     flush_rows: usize,
     flush_interval: Duration,
-    appenders: Vec<Appender>,
     origins: Origins,
     tables: Arc<LiveTables>,
     log: Option<LogWriter>,
@@ -75,7 +60,6 @@ impl Collector {
         Collector {
             flush_rows: config.flush_rows.max(1),
             flush_interval: config.flush_interval,
-            appenders: Topic::ALL.map(Appender::new).into(),
             origins: Origins::default(),
             tables,
             log: None,
@@ -112,37 +96,27 @@ impl Collector {
         self.after_log();
     }
 
-    pub(super) async fn run(
-        mut self,
-        mut rows: mpsc::Receiver<RowCommand>,
-        mut batches: mpsc::Receiver<BatchCommand>,
-        stop: CancellationToken,
-    ) {
+    pub(super) async fn run(mut self, mut batches: mpsc::Receiver<BatchCommand>, stop: CancellationToken) {
         self.stop = stop.clone();
-        let mut taken = Vec::with_capacity(ROWS_AT_ONCE);
-        let (mut rows_open, mut batches_open, mut stopping) = (true, true, false);
-        let mut rest_until = None;
-        while rows_open || batches_open {
+        let shared = self.shared.clone();
+        let mut stopping = false;
+        loop {
             tokio::select! {
-                () = at(rest_until) => rest_until = None,
-                count = rows.recv_many(&mut taken, ROWS_AT_ONCE), if rows_open && rest_until.is_none() => {
-                    rows_open = count > 0;
-                    if count < ROWS_AT_ONCE && !stopping {
-                        rest_until = Some(Instant::now() + REST);
+                is_urgent = shared.intake.wait() => match is_urgent {
+                    true => self.flush_rows().await,
+                    false => {
+                        self.flush_at.get_or_insert_with(|| Instant::now() + self.flush_interval);
                     }
-                    for command in taken.drain(..) {
-                        self.take_row(command).await;
-                    }
-                }
-                command = batches.recv(), if batches_open => match command {
+                },
+                command = batches.recv() => match command {
                     Some(command) => self.take_batch(command).await,
-                    None => batches_open = false,
+                    None => break,
                 },
                 () = at(self.flush_at) => self.flush_rows().await,
                 () = at(self.commit_at) => self.commit(),
                 () = stop.cancelled(), if !stopping => {
-                    (stopping, rest_until) = (true, None);
-                    rows.close();
+                    stopping = true;
+                    shared.intake.close();
                     batches.close();
                 }
             }
@@ -157,29 +131,14 @@ impl Collector {
         self.shared.fanout.close();
     }
 
-    async fn take_row(&mut self, command: RowCommand) {
-        match command {
-            RowCommand::Row(row) => {
-                let topic = row.topic();
-                self.collect(topic, &row);
-                if self.appenders[topic.index()].rows() >= self.flush_rows {
-                    self.flush_topic(topic).await;
-                }
-            }
-            RowCommand::Flush(done) => {
-                self.flush_rows().await;
-                self.commit();
-                // The caller may have gone; then nobody wants to know.
-                let _ = done.send(());
-            }
-        }
-    }
-
     async fn take_batch(&mut self, command: BatchCommand) {
         let (topic, origin, batch) = match command {
             BatchCommand::Batch { topic, origin, batch } => (topic, origin, batch),
             BatchCommand::Own { topic, batch } => return self.emit(topic, batch).await,
             BatchCommand::Flush(done) => {
+                self.flush_rows().await;
+                self.commit();
+                // The caller may have gone; then nobody wants to know.
                 let _ = done.send(());
                 return;
             }
@@ -205,20 +164,6 @@ impl Collector {
         self.emit(topic, batch).await;
     }
 
-    fn collect(&mut self, topic: Topic, row: &AnyRow) {
-        let appender = &mut self.appenders[topic.index()];
-        let before = appender.rows() as u64;
-        match appender.push(row) {
-            Ok(()) => {
-                self.flush_at.get_or_insert_with(|| Instant::now() + self.flush_interval);
-            }
-            Err(error) => {
-                self.shared.counters.rows_invalid.add(before + 1);
-                tracing::error!(%error, lost = before + 1, "rows dropped");
-            }
-        }
-    }
-
     /// Publishes a fault as a row.
     fn note(&mut self, component: &str, fault: Fault) {
         tracing::warn!(component, kind = fault.kind, count = fault.count, "{}", fault.detail);
@@ -229,24 +174,27 @@ impl Collector {
             detail: fault.detail,
             count: fault.count,
         };
-        self.collect(Topic::Faults, &AnyRow::new(row));
+        self.shared.intake.put_own(&row);
     }
 
     async fn flush_rows(&mut self) {
         self.flush_at = None;
+        self.shared.intake.begin();
         for topic in Topic::ALL {
             self.flush_topic(topic).await;
         }
     }
 
     async fn flush_topic(&mut self, topic: Topic) {
-        let appender = &mut self.appenders[topic.index()];
-        let rows = appender.rows() as u64;
-        match appender.take() {
-            Ok(Some(batch)) => self.emit(topic, batch).await,
-            Ok(None) => {}
+        let Some((rows, batch)) = self.shared.intake.take(topic) else { return };
+        match batch {
+            Ok(batch) => {
+                for start in (0..rows).step_by(self.flush_rows) {
+                    self.emit(topic, batch.slice(start, self.flush_rows.min(rows - start))).await;
+                }
+            }
             Err(error) => {
-                self.shared.counters.rows_invalid.add(rows);
+                self.shared.counters.rows_invalid.add(rows as u64);
                 tracing::error!(%error, lost = rows, "rows dropped");
             }
         }
@@ -301,6 +249,13 @@ impl Collector {
         for fault in faults {
             self.note("log", fault);
         }
+    }
+}
+
+/// A bus whose thread has ended, however it did, takes no more rows.
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.shared.intake.close();
     }
 }
 

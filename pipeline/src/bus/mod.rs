@@ -2,8 +2,8 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `collector` | the bus's thread: collects, numbers, hands on |
-//! | `appender` | rows of one topic become a batch |
+//! | `intake` | publishers put rows into columns |
+//! | `collector` | the bus's thread: takes them as batches, numbers, hands on |
 //! | `origin` | duplicates, gaps and restarts of remote producers |
 //! | `fanout` | lossless subscribers and lossy watchers |
 //! | `counters` | what /metrics reads |
@@ -15,12 +15,11 @@
 //! live tables and every subscriber see that order. A row is accepted or its publisher is told why not.
 //! Bounds: `queue_rows` rows and [`REMOTE_BATCHES`] batches on their way in (publishers wait; `try_publish` says
 //! `Full`); `subscriber_batches` on their way to each subscriber (the bus waits); as many for watchers (the oldest are
-//! skipped and counted). Cost: one boxed row and one channel send a publish; batches are shared, not copied.
+//! skipped and counted). Cost: a row is copied into its columns when it is published; batches are shared, not copied.
 //!
 //! A subscriber must not wait in `publish` on the thread that empties its subscription: with both queues full the two
 //! would wait for each other. Views that become rows use `try_publish`.
 
-mod appender;
 mod archive;
 mod collector;
 mod counters;
@@ -28,6 +27,7 @@ mod fanout;
 mod follower;
 pub mod fs;
 mod history;
+mod intake;
 pub mod log;
 mod origin;
 mod recovery;
@@ -42,23 +42,23 @@ use queries::{LiveTables, Topic, live_table::SchemaMismatch};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    appender::AnyRow,
-    collector::{BatchCommand, Collector, RowCommand},
-    counters::Counters,
-    fanout::Fanout,
-};
 pub use self::{
-    appender::{RowsError, rows_of},
     archive::{Archive, ArchiveError},
     counters::{BusCounters, LogState},
     fanout::{Published, STOP_PATIENCE, Subscription, Watcher},
     follower::LogFollower,
     history::LogReader,
+    intake::{RowsError, rows_of},
     log::{LogError, LogWriter},
     origin::Origin,
 };
 pub(crate) use self::{collector::at, counters::Count};
+use self::{
+    collector::{BatchCommand, Collector},
+    counters::Counters,
+    fanout::Fanout,
+    intake::Intake,
+};
 use crate::{config, ids::Micros, rows::Row};
 
 /// Says what time it is, in microseconds since the epoch.
@@ -94,16 +94,12 @@ pub enum BusError {
 pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) fanout: Fanout,
+    intake: Intake,
 }
-
-/// A row for which there was no room.
-#[derive(Debug)]
-pub struct Unsent(RowCommand);
 
 /// Handle of the bus. Clones are equal.
 #[derive(Debug, Clone)]
 pub struct Bus {
-    rows: mpsc::Sender<RowCommand>,
     batches: mpsc::Sender<BatchCommand>,
     shared: Arc<Shared>,
 }
@@ -125,8 +121,11 @@ impl Bus {
         tables: Arc<LiveTables>,
         clock: Clock,
     ) -> Result<(Bus, BusGuard), BusError> {
-        let shared = Arc::new(Shared { counters: Counters::default(), fanout: Fanout::new(config.subscriber_batches) });
-        let (rows, rows_in) = mpsc::channel(config.queue_rows.max(1));
+        let shared = Arc::new(Shared {
+            counters: Counters::default(),
+            fanout: Fanout::new(config.subscriber_batches),
+            intake: Intake::new(config.flush_rows, config.queue_rows),
+        });
         let (batches, batches_in) = mpsc::channel(REMOTE_BATCHES);
         let stop = CancellationToken::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
@@ -135,42 +134,32 @@ impl Bus {
         let stopped = stop.clone();
         let thread = thread::Builder::new()
             .name("bus".to_string())
-            .spawn(move || runtime.block_on(collector.run(rows_in, batches_in, stopped)))?;
-        Ok((Bus { rows, batches, shared }, BusGuard { stop, thread: Some(thread) }))
+            .spawn(move || runtime.block_on(collector.run(batches_in, stopped)))?;
+        Ok((Bus { batches, shared }, BusGuard { stop, thread: Some(thread) }))
     }
 
     /// Publishes a row; waits while `queue_rows` rows are on their way. Errors: `Closed`.
     pub async fn publish<R: Row>(&self, row: R) -> Result<(), PublishError> {
-        self.rows.send(RowCommand::Row(AnyRow::new(row))).await.map_err(|_| PublishError::Closed)
+        self.shared.intake.put(&row).await
     }
 
-    /// Publishes a row if there is room now; else it comes back, for [`send`](Self::send).
-    pub fn offer<R: Row>(&self, row: Box<R>) -> Result<(), Unsent> {
-        self.rows.try_send(RowCommand::Row(AnyRow::boxed(row))).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(row) | mpsc::error::TrySendError::Closed(row) => Unsent(row),
-        })
-    }
-
-    /// Publishes a row that came back; waits while `queue_rows` rows are on their way. Errors: `Closed`.
-    pub async fn send(&self, row: Unsent) -> Result<(), PublishError> {
-        self.rows.send(row.0).await.map_err(|_| PublishError::Closed)
+    /// Publishes a row if there is room now; else it comes back, for [`publish`](Self::publish).
+    pub fn offer<R: Row>(&self, row: R) -> Result<(), R> {
+        self.shared.intake.try_put(&row).map_err(|_| row)
     }
 
     /// Publishes a row without waiting. Errors: `Full`, `Closed`.
     pub fn try_publish<R: Row>(&self, row: R) -> Result<(), PublishError> {
-        self.rows.try_send(RowCommand::Row(AnyRow::new(row))).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => {
+        self.shared.intake.try_put(&row).inspect_err(|error| {
+            if matches!(error, PublishError::Full) {
                 self.shared.counters.refused_full.add(1);
-                PublishError::Full
             }
-            mpsc::error::TrySendError::Closed(_) => PublishError::Closed,
         })
     }
 
-    /// Publishes a row from a plain thread; blocks while the queue is full. Must not be called on a tokio thread (it
-    /// panics there, as tokio's blocking calls do). Errors: `Closed`.
+    /// Publishes a row from a plain thread, which it blocks while `queue_rows` rows are on their way. Errors: `Closed`.
     pub fn blocking_publish<R: Row>(&self, row: R) -> Result<(), PublishError> {
-        self.rows.blocking_send(RowCommand::Row(AnyRow::new(row))).map_err(|_| PublishError::Closed)
+        futures::executor::block_on(self.shared.intake.put(&row))
     }
 
     /// Publishes a batch of a remote producer. A batch that was there already is dropped and counted, a gap or a restart of
@@ -197,12 +186,9 @@ impl Bus {
     /// Returns when everything published before is in the tables and the log and has been handed to every subscriber.
     /// Errors: `Closed`.
     pub async fn flush(&self) -> Result<(), PublishError> {
-        let (done, batches_done) = oneshot::channel();
+        let (done, is_done) = oneshot::channel();
         self.batches.send(BatchCommand::Flush(done)).await.map_err(|_| PublishError::Closed)?;
-        batches_done.await.map_err(|_| PublishError::Closed)?;
-        let (done, rows_done) = oneshot::channel();
-        self.rows.send(RowCommand::Flush(done)).await.map_err(|_| PublishError::Closed)?;
-        rows_done.await.map_err(|_| PublishError::Closed)
+        is_done.await.map_err(|_| PublishError::Closed)
     }
 
     /// Every batch of `topics` from now on, in order, none left out; the bus waits when the subscriber is
@@ -218,8 +204,7 @@ impl Bus {
 
     /// Counts since the start, for /metrics.
     pub fn counters(&self) -> BusCounters {
-        let queue_depth = self.rows.max_capacity() - self.rows.capacity();
-        self.shared.counters.read(queue_depth, self.shared.fanout.deepest())
+        self.shared.counters.read(self.shared.intake.rows(), self.shared.fanout.deepest())
     }
 }
 

@@ -1,12 +1,14 @@
 //! Rows of bucket plans; columns as in `queries::schema`.
 
+use macro_rules_attribute::macro_rules_derive;
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::{Row, columns::columns};
 use crate::ids::Micros;
 
 /// One bucket of a plan; a model that is not cut is one bucket, and `state` says why.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct BucketRow {
     pub at: Micros,
     pub plan: u64,

@@ -1,11 +1,13 @@
 //! Rows of the hit-rate funnel and of the diagnosis (SPEC C5, D4).
 
+use macro_rules_attribute::macro_rules_derive;
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::{Row, columns::columns};
 use crate::ids::{Micros, Name};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct FunnelRow {
     pub at: Micros,
     pub request_id: Name,
@@ -23,6 +25,7 @@ pub struct FunnelRow {
 row!(FunnelRow => Funnel);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct FunnelWindowRow {
     pub as_of: Micros,
     pub span: Name,
@@ -41,6 +44,7 @@ pub struct FunnelWindowRow {
 row!(FunnelWindowRow => FunnelWindow);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct DiagnosisRow {
     pub as_of: Micros,
     pub model: String,

@@ -1,11 +1,13 @@
 //! Rows of the miss-ratio curve (SPEC X4); see `rows` for the rules.
 
+use macro_rules_attribute::macro_rules_derive;
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::{Row, columns::columns};
 use crate::ids::Micros;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct MrcRow {
     pub as_of: Micros,
     pub scope: String,

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
+use macro_rules_attribute::macro_rules_derive;
 use queries::Topic;
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::{Row, columns::columns};
 use crate::ids::{Micros, Name};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct SettingsRow {
     pub at: Micros,
     pub id: String,
@@ -19,6 +21,7 @@ row!(SettingsRow => Settings);
 
 /// One instance as a policy saw it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct InstanceInputRow {
     pub instance: u32,
     pub epoch: u64,
@@ -45,6 +48,7 @@ pub struct InstanceInputRow {
 
 /// Place of one instance in the bucket plan of its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct SeatRow {
     pub instance: u32,
     pub plan: u64,
@@ -55,6 +59,7 @@ pub struct SeatRow {
 
 /// A prompt that an instance has to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct PromptDueRow {
     pub instance: u32,
     pub due_us: i64,
@@ -63,6 +68,7 @@ pub struct PromptDueRow {
 
 /// A request that was refused lately.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct RejectRow {
     pub at_us: i64,
     pub tier: u8,
@@ -71,6 +77,7 @@ pub struct RejectRow {
 
 /// Blocks believed to be cached on an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct CachedRow {
     pub instance: u32,
     pub blocks: u64,
@@ -78,6 +85,7 @@ pub struct CachedRow {
 
 /// Cached prefix believed of one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct HitRow {
     pub instance: u32,
     pub tokens: u32,
@@ -88,6 +96,7 @@ pub struct HitRow {
 
 /// Service times of one variant, as the fits have them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct ServiceInputRow {
     pub variant: String,
     pub chunk_tokens: u32,
@@ -97,6 +106,7 @@ pub struct ServiceInputRow {
 
 /// What waits in a tier with a latest start up to this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct QueueStepRow {
     pub tier: u8,
     pub start_by_us: i64,
@@ -106,6 +116,7 @@ pub struct QueueStepRow {
 
 /// Everything that policies read at one time.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct PolicyInputRow {
     pub at: Micros,
     pub reading: Name,
@@ -168,6 +179,7 @@ row!(PolicyInputRow => PolicyInputs);
 
 /// What a shadow policy would have decided.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct ShadowDecisionRow {
     pub at: Micros,
     pub shadow: Name,
@@ -197,6 +209,7 @@ pub const EPOCH_TOPICS: usize = 6;
 
 /// Which rows came in one epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct EpochRow {
     pub at: Micros,
     pub flow_start: Micros,

@@ -1,11 +1,13 @@
 //! Rows of deadlines and of how they fared (SPEC A4); columns as in `queries::schema`.
 
+use macro_rules_attribute::macro_rules_derive;
 use serde::{Deserialize, Serialize};
 
-use super::Row;
+use super::{Row, columns::columns};
 use crate::ids::{Micros, Name};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct SloRow {
     pub at: Micros,
     pub request_id: Name,
@@ -34,6 +36,7 @@ pub struct SloRow {
 row!(SloRow => Slo);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[macro_rules_derive(columns)]
 pub struct SloReliabilityRow {
     pub as_of: Micros,
     pub model: String,

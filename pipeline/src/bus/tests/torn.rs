@@ -8,9 +8,9 @@ use std::{
 use queries::Topic;
 
 use super::super::{
-    appender::{AnyRow, Appender},
     fs::DiskFs,
     history::{LogIndex, LogReader},
+    intake::Intake,
     log::Fault,
     recovery::{Recovered, recover},
     rows_of,
@@ -35,11 +35,12 @@ impl Damaged {
         let folder = tempfile::tempdir().unwrap();
         let mut segment = OpenSegment::create(&DiskFs, folder.path(), Topic::Instances, 0).unwrap();
         for batch in 0..3 {
-            let mut appender = Appender::new(Topic::Instances);
+            let intake = Intake::new(1024, 1024);
             for number in 0..ROWS_PER_BATCH {
-                appender.push(&AnyRow::new(row(batch * ROWS_PER_BATCH + number))).unwrap();
+                intake.try_put(&row(batch * ROWS_PER_BATCH + number)).unwrap();
             }
-            segment.append(u64::from(batch * ROWS_PER_BATCH), &appender.take().unwrap().unwrap()).unwrap();
+            let (_, rows) = intake.take(Topic::Instances).unwrap();
+            segment.append(u64::from(batch * ROWS_PER_BATCH), &rows.unwrap()).unwrap();
         }
         let path = segment.meta.path.clone();
         let (stream, index) = (fs::read(&path).unwrap(), fs::read(index_path(&path)).unwrap());
