@@ -175,8 +175,11 @@ impl TablesSnapshot {
 /// The tables of the bus: newest rows of each topic.
 #[derive(Debug)]
 pub struct LiveTables {
+    rows_max: usize,
     /// Of the rows as they are held, by topic.
     schemas: Vec<SchemaRef>,
+    /// Most rows of a batch that will be joined to others, by topic.
+    joined_rows: Vec<usize>,
     rings: Mutex<Vec<Ring>>,
     state: ArcSwap<TablesSnapshot>,
     history: OnceLock<Arc<dyn History>>,
@@ -207,11 +210,18 @@ impl LiveTables {
         let empty = |topic: Topic| freeze(topic, (&schemas[topic.index()], &rings[topic.index()]), None);
         let tables = Topic::ALL.into_iter().map(|topic| Arc::new(empty(topic))).collect();
         LiveTables {
+            rows_max,
             schemas,
+            joined_rows: rings.iter().map(Ring::joined_rows).collect(),
             rings: Mutex::new(rings),
             state: ArcSwap::from_pointee(TablesSnapshot { tables }),
             history: OnceLock::new(),
         }
+    }
+
+    /// Rows that each table keeps at least, if its topic has so many.
+    pub fn rows_max(&self) -> usize {
+        self.rows_max
     }
 
     /// Says where rows are read that left memory. The first call counts; `false` when there was one already.
@@ -235,13 +245,15 @@ impl LiveTables {
         Ok(first_row)
     }
 
-    /// The rows as they are held.
+    /// The rows as they are held: those that stay as they come own their memory, smaller batches are joined to ones that do.
     fn held(&self, topic: Topic, batch: RecordBatch) -> Result<RecordBatch, SchemaMismatch> {
         let schema = &self.schemas[topic.index()];
         if Arc::ptr_eq(batch.schema_ref(), schema) {
             return Ok(batch);
         }
-        views::owned(&batch, schema).map_err(|error| SchemaMismatch { table: topic.name(), detail: error.to_string() })
+        let is_joined = batch.num_rows() <= self.joined_rows[topic.index()];
+        let held = if is_joined { views::recast(batch, schema) } else { views::owned(&batch, schema) };
+        held.map_err(|error| SchemaMismatch { table: topic.name(), detail: error.to_string() })
     }
 
     /// Numbers the next row of a table `row` or higher: rows before it exist, but not in memory.

@@ -107,6 +107,11 @@ impl Ring {
         }
     }
 
+    /// Most rows of a batch that is joined to others like it before long. Of larger ones two do not fit a chunk.
+    pub fn joined_rows(&self) -> usize {
+        self.chunk_rows / 2
+    }
+
     /// Number that the next row pushed gets.
     pub fn next_row(&self) -> u64 {
         self.next_row

@@ -1,8 +1,8 @@
 //! Text as views in the tables that outside SQL is asked of, and plain again in what leaves the engine.
 //!
 //! A filter, a join or a sort copies 16 bytes a text instead of the text, and GROUP BY compares short ones without looking further. Only
-//! columns of text are views, texts inside of lists stay as they are. Invariants: rows that are held own their memory, so the message they
-//! came in is not kept for them; the long texts of a batch that is held lie in one buffer (a further one each 2 GiB), whatever it was joined
+//! columns of text are views, texts inside of lists stay as they are. Invariants: rows that are held own their memory once they are a chunk, so
+//! the messages they came in are not kept for them (smaller batches, which are joined to chunks, keep theirs until then); the long texts of a batch that is held lie in one buffer (a further one each 2 GiB), whatever it was joined
 //! from; nobody outside the engine sees a view: answers, descriptions and catalogues have [`DataType::Utf8`], at any depth.
 //! Memory: 16 bytes a text, NULL included, and its bytes if it has more than 12; plain text has 4 and its bytes. Time: linear in the bytes.
 //! No state.

@@ -89,6 +89,10 @@ struct Runtimes {
     sql: Runtime,
 }
 
+/// Rows of a topic that this process has in memory where there is a log: what it asks itself about is recent, and the process for
+/// SQL has `bus.live_rows`. Memory that is used over and over costs less than memory that grows.
+const OWN_ROWS: usize = 65_536;
+
 /// What is measured and kept: bus, log, tables, dataflow.
 struct Plant {
     bus: Bus,
@@ -105,7 +109,8 @@ impl Plant {
             Mode::On => Some(LogWriter::open(&config.server.data_dir, &config.log)?),
             Mode::Off => None,
         };
-        let tables = Arc::new(LiveTables::new(config.bus.live_rows));
+        let rows_max = if log.is_some() { config.bus.live_rows.min(OWN_ROWS) } else { config.bus.live_rows };
+        let tables = Arc::new(LiveTables::new(rows_max));
         let clock: BusClock = Arc::new(|| WallClock.now());
         let reader = log.as_ref().map(LogWriter::reader);
         let (bus, guard) = Bus::start(&config.bus, log, tables.clone(), clock.clone())?;

@@ -73,8 +73,9 @@ impl Collector {
 
     /// Takes the log over: its newest rows go into the tables, its faults become rows, and the tables read older rows
     /// from it.
-    pub(super) fn take_log(&mut self, log: Option<LogWriter>, live_rows: usize) {
+    pub(super) fn take_log(&mut self, log: Option<LogWriter>) {
         let Some(mut log) = log else { return };
+        let live_rows = self.tables.rows_max();
         let reader = log.reader();
         for topic in Topic::ALL {
             let (end, kept) = (log.next_row(topic), live_rows.max(1) as u64);

@@ -130,7 +130,7 @@ impl Bus {
         let stop = CancellationToken::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let mut collector = Collector::new(config, tables, shared.clone(), clock);
-        collector.take_log(log, config.live_rows);
+        collector.take_log(log);
         let stopped = stop.clone();
         let thread = thread::Builder::new()
             .name("bus".to_string())

@@ -19,6 +19,8 @@ use queries::{TimeRange, Topic, encode::zstd_options, schema::SCHEMA_VERSION};
 
 use super::fs::{SegmentFile, SegmentFs};
 
+/// Level of zstd: rows are written once, beside the requests they tell of, and mostly never read.
+const ZSTD_LEVEL: i32 = 1;
 const MAGIC: &[u8; 8] = b"EVKLIDX1";
 /// Ends an Arrow stream: continuation marker and a message of length 0.
 pub(super) const END_OF_STREAM: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
@@ -202,6 +204,7 @@ impl OpenSegment {
         let path = segment_path(folder, first_row);
         let io = || SegmentError::io(&path);
         let encoder = zstd_options()
+            .and_then(|options| options.try_with_compression_level(Some(ZSTD_LEVEL)))
             .and_then(|options| StreamWriter::try_new_with_options(Vec::new(), &topic.schema(), options))
             .map_err(SegmentError::arrow(&path))?;
         let mut segment = OpenSegment {

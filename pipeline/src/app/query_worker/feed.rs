@@ -1,8 +1,8 @@
-//! Rows of the bus, sent to the process for SQL from where it is: what the tables have, then what comes.
+//! Rows of the bus, sent to the process for SQL from where it is: the newest of the log, what the tables have, then what comes.
 //!
 //! Invariants: the process gets each row of a topic once, in order, with the numbers it has here; the bus never waits for it. It listens
-//! to the bus as a watcher: one that falls behind loses batches, sees so by their numbers, and is sent what it missed from the tables.
-//! Only if those have let go of such rows, too, does the feed end, and a new process begins with what is there.
+//! to the bus as a watcher: one that falls behind loses batches, sees so by their numbers, and is sent what it missed from the log and
+//! the tables. Only if those have let go of such rows, too, does the feed end, and a new process begins with what is there.
 //! Rows that nobody asks about are held for a while ([`HELD_FOR`]) and go as one batch: encoding, decoding and joining cost by the batch,
 //! and a process that answers nothing should cost little. A question has what is held sent at once (`wanted`).
 //! Bounds: [`HELD_MAX`] rows held of a topic, and one batch; [`MESSAGES_MAX`] messages of at most [`ROWS_MAX`] rows, one window of the
@@ -16,6 +16,7 @@ use arrow::{array::RecordBatch, compute::concat_batches};
 use queries::{LiveTables, TableSnapshot, Topic};
 use tokio::{
     sync::{Notify, mpsc},
+    task::spawn_blocking,
     time::Instant,
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -38,15 +39,16 @@ const HELD_FOR: Duration = Duration::from_secs(1);
 /// Longest wait for a message to be taken.
 const STALL: Duration = Duration::from_secs(30);
 
-/// Feeds until the process takes no more; says why. When `wanted` is notified, everything that the tables have is sent.
+/// Feeds until the process takes no more, which keeps `live_rows` rows of a topic; says why. When `wanted` is notified, everything that
+/// the tables have is sent.
 pub(super) async fn run(
     mut client: QueryWorkerClient<Channel>,
-    (bus, tables): (&Bus, &LiveTables),
+    (bus, tables, live_rows): (&Bus, &LiveTables, usize),
     (wanted, counters): (&Notify, Arc<Counters>),
 ) -> String {
     let mut watcher = bus.watch();
     let (out, messages) = mpsc::channel(MESSAGES_MAX);
-    let mut feed = Feed::new(out, counters);
+    let mut feed = Feed::new(out, live_rows, counters);
     let send = async {
         feed.catch_up(tables).await?;
         let mut is_open = true;
@@ -87,6 +89,7 @@ enum FeedError {
 struct Feed {
     topics: Vec<TopicFeed>,
     out: mpsc::Sender<FeedRows>,
+    live_rows: usize,
     counters: Arc<Counters>,
     /// When what is held must be sent.
     due: Option<Instant>,
@@ -103,12 +106,12 @@ struct TopicFeed {
 }
 
 impl Feed {
-    fn new(out: mpsc::Sender<FeedRows>, counters: Arc<Counters>) -> Feed {
+    fn new(out: mpsc::Sender<FeedRows>, live_rows: usize, counters: Arc<Counters>) -> Feed {
         let topic = |topic: &Topic| TopicFeed { topic: *topic, next: 0, held: Vec::new(), held_rows: 0, pieces: None };
-        Feed { topics: Topic::ALL.iter().map(topic).collect(), out, counters, due: None }
+        Feed { topics: Topic::ALL.iter().map(topic).collect(), out, live_rows, counters, due: None }
     }
 
-    /// Sends what the tables have and the process has not.
+    /// Sends what the log and the tables have and the process has not.
     async fn catch_up(&mut self, tables: &LiveTables) -> Result<(), FeedError> {
         self.send_held().await?;
         for table in tables.snapshot().tables() {
@@ -119,7 +122,8 @@ impl Feed {
 
     async fn catch_up_table(&mut self, table: &TableSnapshot) -> Result<(), FeedError> {
         let (topic, sent) = (table.topic(), self.topics[table.topic().index()].next);
-        if sent > 0 && table.first_row() > sent {
+        self.send_older(table).await?;
+        if sent > 0 && table.first_row() > self.topics[topic.index()].next {
             return Err(FeedError::Behind { topic: topic.name(), from: sent, to: table.first_row() });
         }
         for chunk in table.chunks() {
@@ -136,6 +140,32 @@ impl Feed {
             self.post(FeedRows { topic: topic.index() as u32, first_row: table.next_row(), ipc: Vec::new() }).await?;
         }
         Ok(())
+    }
+
+    /// Sends what left the tables and is still wanted, as far as the log has it without a gap.
+    async fn send_older(&mut self, table: &TableSnapshot) -> Result<(), FeedError> {
+        let (topic, end) = (table.topic(), table.first_row());
+        let live_rows = self.live_rows.min(topic.live_rows_max()) as u64;
+        let sent = self.topics[topic.index()].next;
+        let mut next = sent.max(table.next_row().saturating_sub(live_rows));
+        let Some(history) = table.older_rows().filter(|_| next < end) else { return Ok(()) };
+        let mut batches = history.numbered(topic, next..end);
+        loop {
+            let reading = spawn_blocking(move || (batches.next(), batches));
+            let (read, rest) = reading.await.map_err(|_| FeedError::Ended)?;
+            batches = rest;
+            match read {
+                Some(Ok((first_row, batch))) if sent == 0 || first_row == next => {
+                    next = first_row + batch.num_rows() as u64;
+                    self.send(topic, (first_row, &batch)).await?;
+                }
+                Some(Ok(_)) | None => return Ok(()),
+                Some(Err(error)) => {
+                    tracing::warn!(topic = topic.name(), %error, "older rows cannot be read for SQL");
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Holds a batch, or sends it with what is held.
@@ -211,7 +241,7 @@ mod tests {
 
     fn feed() -> (Feed, mpsc::Receiver<FeedRows>, LiveTables) {
         let (out, messages) = mpsc::channel(MESSAGES_MAX);
-        (Feed::new(out, Arc::default()), messages, LiveTables::new(100_000))
+        (Feed::new(out, 100_000, Arc::default()), messages, LiveTables::new(100_000))
     }
 
     fn fault_rows(rows: usize) -> RecordBatch {

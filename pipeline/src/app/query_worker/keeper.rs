@@ -82,6 +82,8 @@ pub struct KeeperSetup {
     pub stop_grace: Duration,
     pub bus: Bus,
     pub tables: Arc<LiveTables>,
+    /// Rows of a topic that the process keeps.
+    pub live_rows: usize,
     pub clock: Clock,
 }
 
@@ -97,8 +99,8 @@ impl KeeperSetup {
     ) -> io::Result<Self> {
         let mut arguments: Vec<OsString> = vec!["query-worker".into()];
         arguments.extend(options.to_args());
-        let (program, limits) = (std::env::current_exe()?, options.limits());
-        Ok(KeeperSetup { program, arguments, limits, stop_grace, bus, tables, clock })
+        let (program, limits, live_rows) = (std::env::current_exe()?, options.limits(), options.live_rows);
+        Ok(KeeperSetup { program, arguments, limits, stop_grace, bus, tables, live_rows, clock })
     }
 }
 
@@ -191,7 +193,7 @@ impl Keeping {
         self.counters.up.set(1);
         let pid = child.id();
         self.life.send_replace(Life::Up(questions.clone()));
-        let source = (&self.setup.bus, self.setup.tables.as_ref());
+        let source = (&self.setup.bus, self.setup.tables.as_ref(), self.setup.live_rows);
         let why = tokio::select! {
             ended = child.wait() => return how(ended),
             why = feed::run(rows, source, (&self.wanted, self.counters.clone())) => why,

@@ -6,6 +6,7 @@ use queries::{
     Caller, LiveTables, QueryResult, Question, ScalarValue, SqlAnswers, SqlEngine, SqlError, SqlLimits, Topic, encode,
     query_runtime,
 };
+use tempfile::TempDir;
 use tokio::{
     runtime::Runtime,
     sync::{Notify, watch},
@@ -20,7 +21,7 @@ use super::{
     service::QueryService,
 };
 use crate::{
-    bus::{Bus, BusGuard},
+    bus::{Bus, BusGuard, LogWriter},
     config,
     query_proto::{FeedRows, QueryHealthRequest, query_worker_client::QueryWorkerClient},
     rows::FaultRow,
@@ -32,11 +33,24 @@ struct Server {
     tables: Arc<LiveTables>,
     wanted: Arc<Notify>,
     _guard: BusGuard,
+    _folder: Option<TempDir>,
 }
+
+/// Rows of a topic that a process is given to keep.
+const LIVE_ROWS: usize = 100_000;
 
 impl Server {
     /// A watcher of the bus loses what is more than `batches` behind.
     fn start(batches: usize, live_rows: usize) -> Server {
+        Server::start_on(batches, live_rows, None)
+    }
+
+    /// With a log.
+    fn logged(batches: usize, live_rows: usize) -> Server {
+        Server::start_on(batches, live_rows, Some(tempfile::tempdir().unwrap()))
+    }
+
+    fn start_on(batches: usize, live_rows: usize, folder: Option<TempDir>) -> Server {
         let config = config::Bus {
             flush_rows: 4,
             flush_interval: Duration::from_millis(1),
@@ -45,8 +59,10 @@ impl Server {
             live_rows,
         };
         let tables = Arc::new(LiveTables::new(live_rows));
-        let (bus, guard) = Bus::start(&config, None, tables.clone(), Arc::new(|| 0)).unwrap();
-        Server { bus, tables, wanted: Arc::default(), _guard: guard }
+        let log_config = config::load(None, config::Overrides::default()).unwrap().log;
+        let log = folder.as_ref().map(|folder| LogWriter::open(folder.path(), &log_config).unwrap());
+        let (bus, guard) = Bus::start(&config, log, tables.clone(), Arc::new(|| 0)).unwrap();
+        Server { bus, tables, wanted: Arc::default(), _guard: guard, _folder: folder }
     }
 
     fn source(&self) -> (Arc<LiveTables>, Arc<Notify>) {
@@ -86,7 +102,7 @@ struct Worker {
 impl Worker {
     async fn start(limits: SqlLimits) -> Worker {
         let queries = query_runtime(2).unwrap();
-        let tables = Arc::new(LiveTables::for_sql(100_000));
+        let tables = Arc::new(LiveTables::for_sql(LIVE_ROWS));
         let engine = Arc::new(SqlEngine::new(limits, tables.clone(), queries.handle().clone()));
         let service = QueryService::new(engine.clone(), tables.clone());
         let (mut clients, mut connections) = (Vec::new(), Vec::new());
@@ -107,9 +123,14 @@ impl Worker {
     }
 
     fn feed(&self, server: &Server) -> (JoinHandle<String>, Arc<Counters>) {
+        self.feed_of(server, LIVE_ROWS)
+    }
+
+    /// As if the process kept so many rows.
+    fn feed_of(&self, server: &Server, live_rows: usize) -> (JoinHandle<String>, Arc<Counters>) {
         let (counters, bus, tables) = (Arc::new(Counters::default()), server.bus.clone(), server.tables.clone());
         let (rows, told, wanted) = (self.rows.clone(), counters.clone(), server.wanted.clone());
-        (tokio::spawn(async move { feed::run(rows, (&bus, &tables), (&wanted, told)).await }), counters)
+        (tokio::spawn(async move { feed::run(rows, (&bus, &tables, live_rows), (&wanted, told)).await }), counters)
     }
 }
 
@@ -193,6 +214,30 @@ async fn a_feed_that_fell_behind_catches_up_or_ends() {
     let why = tokio::time::timeout(Duration::from_secs(20), feed).await.expect("it ends").unwrap();
     // Which rows depends on how far the bus had come when the feed ran again.
     assert!(why.contains("it fell behind: rows ") && why.contains(" of faults are no longer in memory"), "{why}");
+}
+
+/// Scenario: a server with a log whose tables keep 8 rows; a process that keeps all comes when there are 500, misses a thousand, and another
+/// that keeps 100 comes then.
+/// Guarantees: each is given what the tables have let go of from the log, each row once and no more than it keeps.
+#[tokio::test(flavor = "current_thread")]
+async fn what_left_the_tables_comes_from_the_log() {
+    let server = Server::logged(2, 8);
+    server.publish(0..500).await;
+    let worker = Worker::start(limits()).await;
+    let (feed, _) = worker.feed(&server);
+    let answers = worker.answers(&server).0;
+    let answer = json(&ask(&answers, NUMBERS).await.unwrap());
+    assert_eq!(answer, r#"[{"n":500,"d":500,"m":499}]"#);
+    blocking_publish(&server.bus, 500..1500);
+    server.publish(1500..1501).await;
+    let answer = json(&ask(&answers, NUMBERS).await.unwrap());
+    assert_eq!(answer, r#"[{"n":1501,"d":1501,"m":1500}]"#);
+    assert!(!feed.is_finished());
+
+    let worker = Worker::start(limits()).await;
+    let (_feed, _) = worker.feed_of(&server, 100);
+    let answer = json(&ask(&worker.answers(&server).0, NUMBERS).await.unwrap());
+    assert_eq!(answer, r#"[{"n":100,"d":100,"m":1500}]"#);
 }
 
 /// Publishes without giving way to other tasks of this thread.
