@@ -5,7 +5,8 @@
 //! admission. `whole` is all that a request waits for: reading view and cache index, `decide`, then reading again, routing and
 //! reserving the lease, as the gateway does it. Beginnings of prompts are held by all instances, documents by a few, each as far as it
 //! happens to have them; leases come and go, so the load moves all the time. `row` is what it takes to write down what one look read
-//! (SPEC X2): the decision does not wait for it, but the request does, twice.
+//! (SPEC X2), and `put` to put that row into the bus's columns: the decision does not wait for them, but the request does, twice. Beside it
+//! `visited`: the same row into the same columns by `serde_arrow`, the columns' twin.
 //! Invariant: both sides see the same view; what the sampled choice costs beside the cheapest of all is told, too.
 //! State: a number a decision.
 
@@ -18,7 +19,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use queries::Topic;
 use serde::Serialize;
+use serde_arrow::ArrayBuilder;
 
 use self::plant::Plant;
 use super::figures::{percentile, print_json, profile};
@@ -31,6 +34,10 @@ use crate::{
     policy::{
         Arrival, Asked, Backlog, Forecast, Placement, QueueLoad, ThrottleState, ThrottleStep, Tier, Verdict, decide,
         press, token_cost,
+    },
+    rows::{
+        PolicyInputRow,
+        columns::{Cell, Column, Record},
     },
 };
 
@@ -59,6 +66,10 @@ struct Times {
     whole_us_p99: f64,
     row_us_p50: f64,
     row_us_p99: f64,
+    put_us_p50: f64,
+    put_us_p99: f64,
+    visited_us_p50: f64,
+    visited_us_p99: f64,
     /// Instances that were costed, on the mean.
     candidates: f64,
 }
@@ -92,7 +103,7 @@ pub(super) fn run(options: &DecideOptions) -> anyhow::Result<()> {
     let policy = config::load(None, Overrides::default())?.policy;
     let mut sizes = Vec::new();
     for (instances, bar_us) in BARS {
-        let size = measure(&policy, (instances, bar_us), options.decisions.max(1));
+        let size = measure(&policy, (instances, bar_us), options.decisions.max(1))?;
         print(&size);
         sizes.push(size);
     }
@@ -105,8 +116,16 @@ struct Side {
     decide_us: Vec<f64>,
     whole_us: Vec<f64>,
     row_us: Vec<f64>,
+    put_us: Vec<f64>,
+    visited_us: Vec<f64>,
     candidates: u64,
+    columns: Columns,
+    visitor: ArrayBuilder,
 }
+
+type Columns = <PolicyInputRow as Cell>::Column;
+/// Rows that columns have before they are emptied.
+const ROWS: usize = 64;
 
 /// What one side decided.
 struct Decided {
@@ -118,15 +137,41 @@ struct Spent {
     decide: Duration,
     whole: Duration,
     row: Duration,
+    put: Duration,
+    visited: Duration,
 }
 
 impl Side {
-    fn new(policy: Policy) -> Self {
-        Self { policy, decide_us: Vec::new(), whole_us: Vec::new(), row_us: Vec::new(), candidates: 0 }
+    fn new(policy: Policy) -> anyhow::Result<Self> {
+        Ok(Self {
+            policy,
+            decide_us: Vec::new(),
+            whole_us: Vec::new(),
+            row_us: Vec::new(),
+            put_us: Vec::new(),
+            visited_us: Vec::new(),
+            candidates: 0,
+            columns: Columns::with_room(0),
+            visitor: ArrayBuilder::from_arrow(Topic::PolicyInputs.schema().fields())?,
+        })
+    }
+
+    /// Puts a row into both kinds of columns; says how long each took.
+    fn put(&mut self, row: &PolicyInputRow) -> anyhow::Result<(Duration, Duration)> {
+        let began = Instant::now();
+        row.put(&mut self.columns);
+        let put = began.elapsed();
+        self.visitor.push(row)?;
+        let visited = began.elapsed() - put;
+        if self.put_us.len().is_multiple_of(ROWS) {
+            black_box(self.columns.take_batch(Topic::PolicyInputs.schema())?);
+            black_box(self.visitor.to_record_batch()?);
+        }
+        Ok((put, visited))
     }
 
     /// All that the gateway does for a request, but for the lease.
-    fn ask(&self, plant: &Plant, hashes: &Arc<Vec<Vec<u64>>>, turn: u64) -> Option<Decided> {
+    fn ask(&mut self, plant: &Plant, hashes: &Arc<Vec<Vec<u64>>>, turn: u64) -> Option<Decided> {
         let began = Instant::now();
         let (view, reading) = (plant.views.cluster(plant.now), plant.views.prefix_hits(hashes, plant::BLOCK_TOKENS));
         let read = began.elapsed();
@@ -187,14 +232,18 @@ impl Side {
             spared: Vec::new(),
         };
         let written = Instant::now();
-        black_box(place.row(LeaseFate::Reserved, ""));
-        Some(Decided { placement, spent: Spent { decide: decided, whole, row: written.elapsed() } })
+        let row = place.row(LeaseFate::Reserved, "");
+        let written = written.elapsed();
+        let (put, visited) = self.put(&row).expect("invariant: a row fits its topic");
+        Some(Decided { placement, spent: Spent { decide: decided, whole, row: written, put, visited } })
     }
 
     fn keep(&mut self, decided: &Decided) {
         self.decide_us.push(decided.spent.decide.as_secs_f64() * 1e6);
         self.whole_us.push(decided.spent.whole.as_secs_f64() * 1e6);
         self.row_us.push(decided.spent.row.as_secs_f64() * 1e6);
+        self.put_us.push(decided.spent.put.as_secs_f64() * 1e6);
+        self.visited_us.push(decided.spent.visited.as_secs_f64() * 1e6);
         self.candidates += decided.placement.candidates.len() as u64;
     }
 
@@ -208,16 +257,20 @@ impl Side {
             whole_us_p99: of(&self.whole_us, 0.99),
             row_us_p50: of(&self.row_us, 0.5),
             row_us_p99: of(&self.row_us, 0.99),
+            put_us_p50: of(&self.put_us, 0.5),
+            put_us_p99: of(&self.put_us, 0.99),
+            visited_us_p50: of(&self.visited_us, 0.5),
+            visited_us_p99: of(&self.visited_us, 0.99),
             candidates: self.candidates as f64 / self.decide_us.len() as f64,
         }
     }
 }
 
-fn measure(policy: &Policy, (instances, bar_us): (u32, f64), decisions: usize) -> SizeReport {
+fn measure(policy: &Policy, (instances, bar_us): (u32, f64), decisions: usize) -> anyhow::Result<SizeReport> {
     let plant = Plant::new(instances, PROMPT_BLOCKS);
     let mut linear = policy.clone();
     linear.route.score_all_max = usize::MAX;
-    let mut sides = [Side::new(policy.clone()), Side::new(linear)];
+    let mut sides = [Side::new(policy.clone())?, Side::new(linear)?];
     let (mut held, mut ratios, mut holders, mut hit_tokens) = (VecDeque::new(), Vec::new(), 0, 0u64);
     let need = token_cost((PROMPT_BLOCKS * plant::BLOCK_TOKENS) as u32, 256);
     for turn in 0..(WARM_UP + decisions) as u64 {
@@ -252,7 +305,7 @@ fn measure(policy: &Policy, (instances, bar_us): (u32, f64), decisions: usize) -
     }
     let (ours, linear) = (sides[0].times(), sides[1].times());
     let count = ratios.len() as f64;
-    SizeReport {
+    Ok(SizeReport {
         instances,
         decisions: ratios.len(),
         holders_mean: holders as f64 / count,
@@ -265,14 +318,15 @@ fn measure(policy: &Policy, (instances, bar_us): (u32, f64), decisions: usize) -
         whole_is_within_bar: ours.whole_us_p99 <= bar_us,
         ours,
         linear,
-    }
+    })
 }
 
 fn print(size: &SizeReport) {
     for (name, times) in [("evenkeel", &size.ours), ("linear scan", &size.linear)] {
         println!(
             "{name:>11}, {} instances: decide p50 {:.1} p99 {:.1} max {:.0} us; with reading and lease p50 {:.1} p99 {:.1} us; \
-             a row p50 {:.1} p99 {:.1} us; {:.1} candidates",
+             a row p50 {:.1} p99 {:.1} us, put into columns p50 {:.1} p99 {:.1} us ({:.1} and {:.1} by serde_arrow); \
+             {:.1} candidates",
             size.instances,
             times.decide_us_p50,
             times.decide_us_p99,
@@ -281,6 +335,10 @@ fn print(size: &SizeReport) {
             times.whole_us_p99,
             times.row_us_p50,
             times.row_us_p99,
+            times.put_us_p50,
+            times.put_us_p99,
+            times.visited_us_p50,
+            times.visited_us_p99,
             times.candidates,
         );
     }

@@ -85,17 +85,56 @@ async fn lane(upstream: Arc<Upstream>, load: Load, next: Rc<Cell<usize>>, reques
         ask.body = load.bodies[number % load.bodies.len()].clone();
         let sent = Instant::now();
         let mut reply = upstream.call(&ask).await?;
-        let (mut events, mut tail) = (0, Bytes::new());
+        let (mut events, mut tail) = (Events::default(), Bytes::new());
         while let Some(piece) = poll_fn(|cx| reply.poll_piece(cx)).await {
             let piece = piece?;
             if load.streams {
-                events += memmem::find_iter(&piece, b"\n\n").count();
+                events.take(&piece);
             }
             tail = piece;
         }
+        let events = events.count;
         latency_us.push(sent.elapsed().as_secs_f64() * 1e6);
         let said = || String::from_utf8_lossy(&tail[..tail.len().min(300)]).into_owned();
         ensure!(reply.status().is_success(), "{}: {}", reply.status(), said());
         ensure!(!load.streams || events == load.tokens + 1, "{events} events of {}: {}", load.tokens + 1, said());
+    }
+}
+
+/// Counts the events of a stream, whose pieces may end anywhere.
+#[derive(Default)]
+struct Events {
+    count: usize,
+    /// A line has ended, of which the piece so far had nothing more.
+    line_ended: bool,
+}
+
+impl Events {
+    fn take(&mut self, piece: &[u8]) {
+        let across = usize::from(self.line_ended && piece.first() == Some(&b'\n'));
+        let rest = &piece[across..];
+        self.count += across + memmem::find_iter(rest, b"\n\n").count();
+        let ends = rest.iter().rev().take_while(|byte| **byte == b'\n').count();
+        self.line_ended = if piece.is_empty() { self.line_ended } else { ends % 2 == 1 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scenario: a stream cut in two at every place, and byte by byte. Guarantees: its events are counted all the same.
+    #[test]
+    fn events_are_counted_wherever_pieces_end() {
+        let stream = b"data: a\n\ndata: b\ndata: c\n\n: d\n\n\n\ndata: [DONE]\n\n";
+        let count = |pieces: &[&[u8]]| {
+            let mut events = Events::default();
+            pieces.iter().for_each(|piece| events.take(piece));
+            events.count
+        };
+        for cut in 0..=stream.len() {
+            assert_eq!(count(&[&stream[..cut], &stream[cut..]]), 5, "cut at {cut}");
+        }
+        assert_eq!(count(&stream.chunks(1).collect::<Vec<_>>()), 5);
     }
 }
