@@ -23,10 +23,15 @@ use arrow::{
 use smol_str::SmolStr;
 
 /// A value of one row and one column.
-pub trait Cell {
+pub trait Cell: Sized {
     type Column: Column;
 
     fn put(&self, column: &mut Self::Column);
+
+    /// The same as each put in turn.
+    fn put_all(cells: &[Self], column: &mut Self::Column) {
+        cells.iter().for_each(|cell| cell.put(column));
+    }
 }
 
 /// Values of one column so far.
@@ -58,6 +63,10 @@ macro_rules! primitive_cells {
 
             fn put(&self, column: &mut Self::Column) {
                 column.append_value(*self);
+            }
+
+            fn put_all(cells: &[Self], column: &mut Self::Column) {
+                column.append_slice(cells);
             }
         }
     )*};
@@ -163,7 +172,7 @@ impl<T: Cell> Cell for Vec<T> {
     type Column = Lists<T::Column>;
 
     fn put(&self, lists: &mut Self::Column) {
-        self.iter().for_each(|item| item.put(&mut lists.items));
+        T::put_all(self, &mut lists.items);
         lists.count += self.len();
         lists.end();
         lists.validity.append_non_null();
@@ -227,6 +236,12 @@ macro_rules! columns {
                 fn put(&self, columns: &mut Columns) {
                     $(self.$field.put(&mut columns.$field);)*
                     columns.validity.append_non_null();
+                }
+
+                // Column by column, so that each is found once.
+                fn put_all(cells: &[Self], columns: &mut Columns) {
+                    $(cells.iter().for_each(|cell| cell.$field.put(&mut columns.$field));)*
+                    columns.validity.append_n_non_nulls(cells.len());
                 }
             }
 
