@@ -41,6 +41,14 @@ pub struct OverloadOptions {
     /// Writes the server's table `slo` of the steps with deadlines on into this file, a JSON object a line
     #[arg(long)]
     rows: Option<std::path::PathBuf>,
+    /// Loads of the steps in place of the plan's, as shares of capacity, such as 2,2,2; ratios are of the last
+    #[arg(long, value_delimiter = ',', value_parser = load_share)]
+    loads: Vec<f64>,
+}
+
+fn load_share(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 10.0);
+    share.ok_or_else(|| "expected a number above 0 and at most 10".to_string())
 }
 
 /// How much is measured.
@@ -114,7 +122,8 @@ async fn measure(options: &OverloadOptions) -> anyhow::Result<Report> {
     let budgets: Vec<f64> = alone.iter().zip(BUDGETS).map(|(seconds, times)| seconds * times).collect();
     let capacity = drive.capacity(&kinds, options.workers, plan.capacity).await?;
     eprintln!("alone: {alone:.3?} s; budgets {budgets:.2?} s; capacity {capacity:.2} requests/s");
-    let on = steps(plan, &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
+    let loads = if options.loads.is_empty() { plan.loads } else { &options.loads };
+    let on = steps((plan, loads), &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
     if let Some(path) = &options.rows {
         let rows = serving.sql("select * from slo order by at").await?;
         let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
@@ -125,7 +134,7 @@ async fn measure(options: &OverloadOptions) -> anyhow::Result<Report> {
     let mut drive = Drive::new(client, &serving, options.seed);
     // As much is learnt before the first step as on the other side.
     drive.capacity(&kinds, options.workers, plan.capacity / 2).await?;
-    let off = steps(plan, &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
+    let off = steps((plan, loads), &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
     serving.stop().await;
     let class = |((class, alone), budget): ((&Class, &f64), &f64)| ClassReport {
         name: class.name,
@@ -164,13 +173,13 @@ async fn time_alone(drive: &mut Drive, class: &Class, times: usize) -> anyhow::R
 }
 
 async fn steps(
-    plan: &Plan,
+    (plan, loads): (&Plan, &[f64]),
     drive: &mut Drive,
     serving: &Serving,
     (kinds, budgets, capacity): (&[Class], &[f64], f64),
 ) -> anyhow::Result<ModeReport> {
     let mut records = Vec::new();
-    for load in plan.loads {
+    for load in loads {
         let step = drive.step((kinds, budgets), capacity * load, plan.step).await;
         eprintln!(
             "load {load:.2}: {} of {} within their budget",
