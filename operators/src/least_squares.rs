@@ -5,6 +5,10 @@
 //! error over all of them, sample i weighted `forgetting^(n - i)`, plus [`RIDGE`] times the total weight times the
 //! squared coefficients: that only decides between fits the data cannot tell apart. The noise is the mean, weighted alike,
 //! of each sample's squared error before it was learnt over its predicted variance in units of noise.
+//! A sample that is far off what was predicted of it is learnt as one that is as far off as one may be ([`DEVIATIONS_MAX`],
+//! [`TIMES_MAX`]; winsorizing): a machine that stood still once for a second says nothing of the next thousand steps, whose noise it would
+//! be for as long. A world that has changed is still followed: by three times what was predicted with each sample's weight, and by a
+//! noise that grows meanwhile.
 //! Cost: per sample N² sums and one inversion of an N × N matrix. State: N² + N + 5 numbers.
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +16,10 @@ use crate::prediction::Prediction;
 
 /// Share of the total weight added to the diagonal; columns should be scaled to about 1.
 pub const RIDGE: f64 = 1e-8;
+/// A sample is learnt as at most so many standard deviations off what was predicted of it …
+pub(crate) const DEVIATIONS_MAX: f64 = 8.0;
+/// … or so many times that, whichever is more.
+pub(crate) const TIMES_MAX: f64 = 3.0;
 
 /// What was learnt, to predict from.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -74,6 +82,7 @@ impl<const N: usize> LeastSquares<N> {
     pub fn learn(&mut self, columns: &[f64; N], value: f64) -> Option<Prediction> {
         let before = self.solve();
         let predicted = before.map(|fit| fit.predict(columns, 1.0)).filter(|_| self.noise.1 > 0.0);
+        let value = predicted.as_ref().map_or(value, |predicted| believed(value, predicted));
         if let Some(fit) = before {
             let error = value - dot(&fit.coefficients, columns);
             let (squares, weight) = self.noise;
@@ -110,6 +119,18 @@ impl<const N: usize> LeastSquares<N> {
             covariance,
             noise: if weight > 0.0 { squares / weight } else { 0.0 },
         })
+    }
+}
+
+/// The value, or the nearest to it that is not too far off.
+fn believed(value: f64, predicted: &Prediction) -> f64 {
+    let reach = (DEVIATIONS_MAX * predicted.variance.sqrt()).max(TIMES_MAX * predicted.mean.abs());
+    if value > predicted.mean + reach {
+        predicted.mean + reach
+    } else if value < predicted.mean - reach {
+        predicted.mean - reach
+    } else {
+        value
     }
 }
 

@@ -1,14 +1,19 @@
 //! The twin of `least_squares` and `prediction_error`: every sample kept, every fit solved over all of them anew.
 //!
-//! Invariant: the same weights, ridge, noise and scores, said as sums over the list. Systems are solved by elimination with
+//! Invariant: the same weights, ridge, noise, bounds of what is believed, and scores, said as sums over the list. Systems are solved by elimination with
 //! row exchanges. Cost: a fit per sample, each over all before it. State: all samples, unbounded.
-use crate::{least_squares::RIDGE, prediction_error::PredictionError};
+use crate::{
+    least_squares::{DEVIATIONS_MAX, RIDGE, TIMES_MAX},
+    prediction_error::PredictionError,
+};
 
 /// One sample, and what was predicted of it before it was learnt.
 #[derive(Clone, Debug)]
 struct Sample {
     columns: Vec<f64>,
     value: f64,
+    /// The value as it is learnt: not too far off what was predicted.
+    believed: f64,
     /// Squared error in units of noise.
     noise: Option<f64>,
     /// Mean and variance.
@@ -62,11 +67,18 @@ impl SlowLeastSquares {
 
     pub fn learn(&mut self, columns: &[f64], value: f64) {
         let fit = self.solve();
-        let error = fit.as_ref().map(|fit| (fit.predict(columns, 1.0).0 - value, fit.spread(columns)));
-        let noise = error.map(|(error, spread)| error * error / (1.0 + spread));
         let is_known = self.samples.iter().any(|sample| sample.noise.is_some());
-        let predicted = fit.filter(|_| is_known).map(|fit| fit.predict(columns, 1.0));
-        self.samples.push(Sample { columns: columns.to_vec(), value, noise, predicted });
+        let predicted = fit.as_ref().filter(|_| is_known).map(|fit| fit.predict(columns, 1.0));
+        let believed = match predicted {
+            None => value,
+            Some((mean, variance)) => {
+                let farthest = f64::max(DEVIATIONS_MAX * variance.sqrt(), TIMES_MAX * mean.abs());
+                mean + (value - mean).signum() * (value - mean).abs().min(farthest)
+            }
+        };
+        let error = fit.as_ref().map(|fit| (fit.predict(columns, 1.0).0 - believed, fit.spread(columns)));
+        let noise = error.map(|(error, spread)| error * error / (1.0 + spread));
+        self.samples.push(Sample { columns: columns.to_vec(), value, believed, noise, predicted });
     }
 
     /// `None` before there are enough samples to tell fit and noise.
@@ -89,7 +101,7 @@ impl SlowLeastSquares {
                 for (square, other) in squares[row].iter_mut().zip(&sample.columns) {
                     *square += weight(age) * value * other;
                 }
-                products[row] += weight(age) * value * sample.value;
+                products[row] += weight(age) * value * sample.believed;
             }
         }
         (0..size).for_each(|place| squares[place][place] += ridge);

@@ -176,6 +176,23 @@ fn the_interval_holds_what_it_says() {
     assert!((noise / (0.002 / 12f64.sqrt()) - 1.0).abs() < 0.1, "a noise of {noise} s");
 }
 
+/// Scenario: two thousand lawful steps; one that took three seconds, as when a machine stood still; then steps ten times as long.
+/// Guarantees: after the one an answer is still as good as certain to take no more than twice what the law says; a world that has changed
+/// is learnt.
+#[test]
+fn a_step_that_stood_still_says_little_of_the_others() {
+    let lawful = |numbers: std::ops::RangeInclusive<u64>| numbers.map(|number| lawful(number, 200));
+    let stalled = StepRow { step_us: 3_000_000, prefill_tokens: 0, ..lawful(2001..=2001).next().unwrap() };
+    let decode = DecodeWork { tokens: 50, sequences: 8, context_tokens: 4000 };
+    let steps: Vec<_> = lawful(1..=2000).chain([stalled]).collect();
+    let seconds = learnt(steps.clone()).time.decode(&decode).unwrap();
+    let law = 50.0 * (0.003 + 8.0 * 40e-6 + 8e-6);
+    assert!((seconds.mean / law - 1.0).abs() < 0.1 && seconds.within(2.0 * law) > 0.999, "{seconds:?} for {law} s");
+    let slow = lawful(2002..=9000).map(|row| StepRow { step_us: 10 * row.step_us, ..row });
+    let seconds = learnt(steps.into_iter().chain(slow).collect()).time.decode(&decode).unwrap();
+    assert!((seconds.mean / (10.0 * law) - 1.0).abs() < 0.1, "{seconds:?} for {} s", 10.0 * law);
+}
+
 /// Scenario: two shapes, room for one.
 /// Guarantees: the second one's steps are refused as one report that names the bound.
 #[test]

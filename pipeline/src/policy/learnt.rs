@@ -24,6 +24,10 @@ const FORGETTING: f64 = 0.98;
 const PRIOR_VARIANCE: f64 = 0.09;
 /// A single outcome this many times off counts no more than that.
 const RATIO_MAX: f64 = 20.0;
+/// Nor does one that is further from the others than so many of their deviations, or than a factor of e if that is more. Machines stand
+/// still now and then, and all that runs is late by it at once: taken as they are, such outcomes would say for the next fifty that nothing
+/// can make its deadline, and so that few are let in to say otherwise. A world that has changed is still followed, since deviations grow.
+const DEVIATIONS_MAX: f64 = 3.0;
 
 /// Tokens a second that leave the queue while something waits.
 #[derive(Debug, Clone, Default)]
@@ -101,10 +105,18 @@ impl RatioMeter {
             return;
         }
         let ratio = libm::log((actual / predicted).clamp(1.0 / RATIO_MAX, RATIO_MAX));
+        let ratio = if self.samples < RATIOS_MIN { ratio } else { self.believed(ratio) };
         self.samples += 1;
         self.weight = self.weight * FORGETTING + 1.0;
         self.sum = self.sum * FORGETTING + ratio;
         self.squares = self.squares * FORGETTING + ratio * ratio;
+    }
+
+    /// The ratio, or the nearest to it that is not too far from the others.
+    fn believed(&self, ratio: f64) -> f64 {
+        let known = self.ratio();
+        let reach = f64::max(DEVIATIONS_MAX * known.variance.sqrt(), 1.0);
+        ratio.clamp(known.mean - reach, known.mean + reach)
     }
 
     fn ratio_or(&self, other: &RatioMeter) -> Ratio {
@@ -258,6 +270,25 @@ mod tests {
         assert_eq!(skill.first, Ratio::default());
         meter.learn_whole(100, 1.0, 1e9);
         assert!(meter.skill(100).whole.variance < 0.3, "one outcome counts {RATIO_MAX} times off at most");
+    }
+
+    /// Scenario: requests that take what was predicted; then a dozen at once thirteen times as long, as when a machine stood still; then all
+    /// ten times as long.
+    /// Guarantees: after the dozen, four times what is predicted is still as good as certain to be enough; a world that has changed is
+    /// learnt.
+    #[test]
+    fn a_machine_that_stood_still_says_little_of_what_comes() {
+        let mut meter = SkillMeter::default();
+        let mut learn = |times: usize, factor: f64| {
+            (0..times).for_each(|number| meter.learn_whole(100, 1.0, factor * if number % 2 == 0 { 0.9 } else { 1.1 }));
+            meter.skill(100).whole
+        };
+        learn(200, 1.0);
+        let stalled = learn(12, 13.0);
+        let spare = (4.0f64.ln() - stalled.mean) / stalled.variance.sqrt();
+        assert!(spare > 2.0, "{stalled:?}");
+        let changed = learn(300, 10.0);
+        assert!((changed.mean - 10.0f64.ln()).abs() < 0.1, "{changed:?}");
     }
 
     /// Scenario: short prompts take three times as long as predicted, long ones exactly as long; a class nobody was of.
