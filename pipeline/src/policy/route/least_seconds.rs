@@ -8,8 +8,6 @@
 //!
 //! Cost: one sort. No state.
 
-use std::fmt;
-
 use super::{Candidate, RouteConfig};
 
 pub(super) fn order(candidates: &mut [Candidate<'_>], config: &RouteConfig) {
@@ -47,30 +45,16 @@ pub(super) fn reason(chosen: &Candidate<'_>, prompt_tokens: u32) -> String {
     let cost = &chosen.cost;
     let fetch = match cost.fetch_tokens {
         0 => String::new(),
-        tokens => format!(" + fetch of {tokens} {}", Millis(cost.fetch.seconds)),
+        tokens => format!(" + fetch of {tokens} {:.3}", cost.fetch.seconds),
     };
     format!(
-        "least_seconds: {} in {} ± {} s (queue {} + prefill {}{fetch} + interference {}; {} of {prompt_tokens} tokens cached)",
+        "least_seconds: {} in {:.3} ± {:.3} s (queue {:.3} + prefill {:.3}{fetch} + interference {:.3}; {} of {prompt_tokens} tokens cached)",
         cost.instance,
-        Millis(cost.total_seconds),
-        Millis(cost.error_seconds),
-        Millis(cost.queue.seconds),
-        Millis(cost.prefill.seconds),
-        Millis(cost.interference.seconds),
+        cost.total_seconds,
+        cost.error_seconds,
+        cost.queue.seconds,
+        cost.prefill.seconds,
+        cost.interference.seconds,
         cost.hit_tokens
     )
-}
-
-/// Seconds with three decimals. Whole milliseconds are written as such: six exact fractions cost more than the choice itself.
-struct Millis(f64);
-
-impl fmt::Display for Millis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = (self.0 * 1e3).round();
-        if !(0.0..1e15).contains(&millis) {
-            return write!(f, "{:.3}", self.0);
-        }
-        let millis = millis as u64;
-        write!(f, "{}.{:03}", millis / 1000, millis % 1000)
-    }
 }
