@@ -7,8 +7,8 @@
 //! not looked at (`relay`) show what moving it alone costs.
 //!
 //! Invariant: a ratio compares figures of the same round; a headline is the least favourable of its cases, against the
-//! better peer of each. Without peers ratios are null. Cost: about three minutes, `--quick` (two rounds of five) less than half. State:
-//! one number a request.
+//! better peer of each. Without peers ratios are null. Cost: under two minutes; `--quick` has two
+//! rounds of five. State: one number a request.
 
 mod load;
 mod prompts;

@@ -124,7 +124,11 @@ impl Feed {
         let (topic, sent) = (table.topic(), self.topics[table.topic().index()].next);
         self.send_older(table).await?;
         if sent > 0 && table.first_row() > self.topics[topic.index()].next {
-            return Err(FeedError::Behind { topic: topic.name(), from: sent, to: table.first_row() });
+            return Err(FeedError::Behind {
+                topic: topic.name(),
+                from: self.topics[topic.index()].next,
+                to: table.first_row(),
+            });
         }
         for chunk in table.chunks() {
             let from = self.topics[topic.index()].next.max(chunk.first_row);
