@@ -37,7 +37,7 @@ use crate::{
     dataflow::ForecastRequest,
     ids::{InstanceId, Micros, Name, ProcessEpoch},
     policy::{
-        Backlog, CandidateCost, ClusterView, EntrySize, Forecast, Learnt, Placement, PrefixReading, QueueLoad,
+        Backlog, CandidateCost, ClusterView, Engines, EntrySize, Forecast, Learnt, Placement, PrefixReading, QueueLoad,
         RouteConfig, RouteRejection, RouteRequest, Starts, ThrottleState, Ticket, Tier, Waiting, press, route,
         token_cost,
     },
@@ -276,10 +276,10 @@ impl Dispatcher {
             lengths: predicted.lengths,
             services: predicted.services,
             drain_tokens_per_second: learnt.drain.tokens_per_second(now),
-            skill: learnt.skill.skill(prompt_tokens),
-            calibration: learnt.calibration.calibration(),
+            skill: learnt.skill(now, prompt_tokens),
+            calibration: learnt.calibration(now),
             queue,
-            missed_share: learnt.waste.missed_share(now),
+            missed_share: learnt.missed_share(now),
             mean_seconds: learnt.waste.mean_seconds(),
             turned_away: learnt.turned_away.lately(now),
         };
@@ -293,6 +293,17 @@ impl Dispatcher {
         let forecast = self.forecast(&demand.model, (&place.view, place.now), of, demand.prompt_tokens);
         let (tenant, tenant_class) = (demand.tenant.clone(), demand.tenant_class);
         WaitReading { place, tenant, tenant_class, since: Some(demand.since), sequences: demand.sequences, forecast }
+    }
+
+    /// Has an instance that could serve it nothing to do?
+    pub fn engines_for(&self, model: &Model, variants: &[String]) -> Engines {
+        let serves = |entry: &&Arc<InstanceEntry>| {
+            entry.is_open()
+                && *entry.model == *model.name()
+                && variants.iter().any(|variant| **variant == *entry.variant)
+        };
+        let is_idle = self.deps.directory.load().iter().filter(serves).any(|entry| entry.is_idle());
+        if is_idle { Engines::Idle } else { Engines::Busy }
     }
 
     /// Lets what a request came to teach.

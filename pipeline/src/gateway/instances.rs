@@ -169,9 +169,9 @@ impl InstanceEntry {
         self.state == InstanceState::Ready && self.client.is_some()
     }
 
-    /// Nothing is leased on it.
+    /// Nothing runs on it but for what is let through to see.
     pub fn is_idle(&self) -> bool {
-        self.leases.requests() == 0
+        self.leases.are_idle()
     }
 
     /// As policies see it, with its engine's figures and its place in a bucket plan.

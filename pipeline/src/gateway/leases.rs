@@ -9,7 +9,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -29,6 +29,8 @@ pub const REPORTS: usize = 3;
 pub struct Leases {
     tokens: AtomicU64,
     requests: AtomicU32,
+    /// Of the requests, those let through to see.
+    trials: AtomicU32,
     /// Tokens that the engine reports beyond those leased; only a later report lowers it (DESIGN §7 rule 4).
     beyond: AtomicU64,
     /// The last reports' excess, oldest first.
@@ -78,6 +80,11 @@ impl Leases {
         self.requests.load(Ordering::Acquire)
     }
 
+    /// Nothing is leased but for what is let through to see, which goes behind all others.
+    pub fn are_idle(&self) -> bool {
+        self.requests() <= self.trials.load(Ordering::Acquire)
+    }
+
     /// Tokens that take room: those leased, and what the engine holds beyond them.
     pub fn counted(&self) -> u64 {
         self.tokens().saturating_add(self.beyond.load(Ordering::Acquire))
@@ -113,7 +120,7 @@ impl Leases {
         if let Some(home) = self.home.get() {
             home.moved(self);
         }
-        Some(Lease { leases: self.clone(), tokens, borrowed: 0, claimed: None })
+        Some(Lease { leases: self.clone(), tokens, borrowed: 0, claimed: None, is_trial: AtomicBool::new(false) })
     }
 }
 
@@ -135,6 +142,13 @@ impl Lease {
         self
     }
 
+    /// Its request is one that is let through to see.
+    pub fn for_a_trial(&self) {
+        if !self.is_trial.swap(true, Ordering::AcqRel) {
+            self.leases.trials.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// So many tokens of its request came.
     pub fn drew(&self, tokens: u32) {
         if let Some(claimed) = &self.claimed {
@@ -150,10 +164,12 @@ pub struct Lease {
     tokens: u64,
     borrowed: u64,
     claimed: Option<Claimed>,
+    is_trial: AtomicBool,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        self.leases.trials.fetch_sub(u32::from(*self.is_trial.get_mut()), Ordering::AcqRel);
         self.leases.tokens.fetch_sub(self.tokens, Ordering::AcqRel);
         self.leases.requests.fetch_sub(1, Ordering::AcqRel);
         self.leases.borrowed.fetch_sub(self.borrowed, Ordering::AcqRel);
@@ -190,6 +206,24 @@ mod tests {
         assert_eq!(leases.counted(), 800, "what was the engine's own stays");
         leases.reported(0);
         assert_eq!(leases.counted(), 0);
+    }
+
+    /// Scenario: a request is let through to see, another starts beside it; the first ends, the other ends.
+    /// Guarantees: what is let through to see, twice said, is nothing that runs.
+    #[test]
+    fn a_trial_leaves_an_instance_idle() {
+        let leases = Arc::new(Leases::default());
+        let trial = leases.reserve(100, 1000).unwrap();
+        assert!(!leases.are_idle());
+        trial.for_a_trial();
+        trial.for_a_trial();
+        assert!(leases.are_idle());
+        let other = leases.reserve(100, 1000).unwrap();
+        assert!(!leases.are_idle());
+        drop(trial);
+        assert!(!leases.are_idle());
+        drop(other);
+        assert!(leases.are_idle());
     }
 
     proptest! {

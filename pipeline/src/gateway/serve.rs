@@ -149,8 +149,10 @@ impl Case {
         let error = decision::overloaded(refusal, (tier, outlook), self.recorder.model());
         self.decided(gateway, Outcome::Reject { error: &error, candidates }).await;
         self.recorder.rejected(&error).await;
-        if refusal.0 == RejectReason::PredictedMiss {
-            self.settled(gateway, SloEnd::Refused).await;
+        let slo = self.slo.as_ref().filter(|_| refusal.0 == RejectReason::PredictedMiss);
+        if let Some(slo) = slo {
+            let engines = gateway.dispatcher.engines_for(&slo.model, &slo.variants);
+            self.settled(gateway, SloEnd::Refused(engines)).await;
         }
         error
     }
@@ -158,6 +160,9 @@ impl Case {
     /// It got its lease: what it takes from here is predicted once more.
     pub(super) fn started(&mut self, gateway: &Gateway, grant: &Grant) {
         if let Some(slo) = &mut self.slo {
+            if slo.seen.is_trial {
+                grant.lease.for_a_trial();
+            }
             slo.started(gateway, grant, (&self.tenant.name, self.tenant.class));
         }
     }

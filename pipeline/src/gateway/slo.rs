@@ -16,7 +16,7 @@ use super::{
 use crate::{
     ids::{Micros, Name},
     policy::{
-        Forecast, Learnt, Met, Outlook, OutlookRequest, Refused, Run, SloSeen, StartChance, Tier, Venture, Wait, chance,
+        Engines, Forecast, Learnt, Met, Outlook, OutlookRequest, Run, SloSeen, StartChance, Tier, Venture, Wait, chance,
     },
     rows::{SloReliabilityRow, SloRow},
 };
@@ -28,8 +28,8 @@ pub enum SloEnd {
     Failed,
     /// The engine dropped it.
     Late,
-    /// A miss was predicted.
-    Refused,
+    /// A miss was predicted; what could have served it was doing this.
+    Refused(Engines),
 }
 
 impl SloEnd {
@@ -38,7 +38,7 @@ impl SloEnd {
             SloEnd::Finished => "finished",
             SloEnd::Failed => "failed",
             SloEnd::Late => "late",
-            SloEnd::Refused => "refused",
+            SloEnd::Refused(_) => "refused",
         }
     }
 }
@@ -50,6 +50,8 @@ pub struct SloCase {
     pub model: Arc<Model>,
     pub tier: Tier,
     pub sequences: u32,
+    /// Variants of the model that may serve it.
+    pub variants: Arc<[String]>,
     /// Decides whether a would-be refusal is let through to see.
     pub lot: f64,
     pub wait_us: Micros,
@@ -74,8 +76,8 @@ impl SloCase {
     pub fn new(seen: SloSeen, demand: &Demand, (lot, at): (f64, Micros)) -> Self {
         let (model, tier, sequences) = (demand.model.clone(), demand.tier, demand.sequences);
         let needs_seconds = seen.outlook.filter(|outlook| outlook.is_met_alone).map(|outlook| outlook.engine_seconds);
-        let known = (at, demand.known.clone());
-        Self { seen, model, tier, sequences, lot, wait_us: 0, known, needs_seconds, start: None }
+        let (known, variants) = ((at, demand.known.clone()), demand.variants.clone());
+        Self { seen, model, tier, sequences, variants, lot, wait_us: 0, known, needs_seconds, start: None }
     }
 
     /// It got its lease; what it takes from here is predicted once more, to be compared.
@@ -110,7 +112,7 @@ impl SloCase {
         let venture = chance.filter(|_| !self.seen.is_trial);
         let venture = venture.and_then(|chance| Venture::new(reading.now, chance.engine_seconds, of_use(chance.meet)));
         if let Some(venture) = &venture {
-            gateway.dispatcher.learn(&self.model, |learnt| learnt.waste.started(venture));
+            gateway.dispatcher.learn(&self.model, |learnt| learnt.started(venture));
         }
         self.start = Some(Start { at: reading.now, run, chance, venture });
     }
@@ -118,7 +120,7 @@ impl SloCase {
     fn margin(&self, recorder: &Recorder, (end, now): (SloEnd, Micros)) -> Option<Micros> {
         let deadline = &self.seen.deadline;
         match (end, recorder.first_token_at()) {
-            (SloEnd::Refused | SloEnd::Failed, _) => None,
+            (SloEnd::Refused(_) | SloEnd::Failed, _) => None,
             (_, Some(first)) => Some(deadline.margin(first, (now, self.longest(recorder)))),
             (_, None) => Some(deadline.first_token - now),
         }
@@ -131,19 +133,24 @@ impl SloCase {
 
     /// What its end teaches.
     pub fn teach(&self, recorder: &Recorder, (end, now): (SloEnd, Micros), learnt: &mut Learnt) {
-        if let (SloEnd::Refused, Some(engine_seconds)) = (end, self.needs_seconds) {
-            learnt.turned_away.refused(Refused { at: now, tier: self.tier, engine_seconds });
+        if let SloEnd::Refused(engines) = end {
+            learnt.refused((now, self.tier), self.needs_seconds, engines);
         }
-        if matches!(end, SloEnd::Refused | SloEnd::Failed) {
+        if matches!(end, SloEnd::Refused(_) | SloEnd::Failed) {
             return;
         }
         if let Some(Start { at, run: Some(run), .. }) = &self.start {
             let seconds = |until: Micros| (until - at) as f64 / 1e6;
-            let first = recorder.first_token_at().unwrap_or(now);
-            let prompt = recorder.prompt_tokens();
-            learnt.skill.learn_first(prompt, run.plain_first().mean, seconds(first));
-            if recorder.first_token_at().is_some() {
-                learnt.skill.learn_whole(prompt, run.plain_whole(self.longest(recorder)).mean, seconds(now));
+            let (prompt, predicted) = (recorder.prompt_tokens(), run.plain_first().mean);
+            match recorder.first_token_at() {
+                Some(first) => {
+                    let predicted_whole = run.plain_whole(self.longest(recorder)).mean;
+                    learnt.skill.learn_first(now, prompt, (predicted, seconds(first)));
+                    learnt.skill.learn_whole(now, prompt, (predicted_whole, seconds(now)));
+                }
+                // It would have taken longer than this, and how long nobody knows.
+                None if seconds(now) > predicted => learnt.skill.learn_first(now, prompt, (predicted, seconds(now))),
+                None => {}
             }
         }
         let is_met = end == SloEnd::Finished && self.margin(recorder, (end, now)).is_some_and(|left| left >= 0);
@@ -152,11 +159,10 @@ impl SloCase {
             learnt.reliability.learn(self.tier, outlook.meet, met(is_met));
         }
         // What is let through to see goes behind all others: its chance is not that of those that start for it.
-        if let Some(chance) = self.start.as_ref().and_then(|start| start.chance).filter(|_| !self.seen.is_trial) {
-            learnt.calibration.learn(chance.plain, met(is_met));
-        }
-        if let Some(venture) = self.start.as_ref().and_then(|start| start.venture) {
-            learnt.waste.ended(now, &venture, met(is_met || !self.seen.deadline.is_stated));
+        let Some(start) = self.start.as_ref().filter(|_| !self.seen.is_trial) else { return };
+        if let Some(chance) = start.chance {
+            let is_of_use = met(is_met || !self.seen.deadline.is_stated);
+            learnt.ended(now, (chance.plain, met(is_met)), start.venture.as_ref().map(|venture| (venture, is_of_use)));
         }
     }
 
@@ -165,7 +171,7 @@ impl SloCase {
         let seconds = |until: Micros| (until - arrived) as f64 / 1e6;
         let margin = self.margin(recorder, (end, now));
         let is_met = match end {
-            SloEnd::Refused => None,
+            SloEnd::Refused(_) => None,
             SloEnd::Failed | SloEnd::Late => Some(false),
             SloEnd::Finished => margin.map(|left| left >= 0),
         };

@@ -6,15 +6,24 @@
 //!
 //! Outcomes fade by what they say. One that was as good as certain says nothing new, so that a quiet hour does not wipe out what an
 //! overload has shown. Of requests with next to no chance none starts, so nothing is learnt of those, and a flat fit must not make a hope of
-//! them: from [`LEARNT_MIN`] down a chance falls with the one predicted. Invariants: without outcomes a chance stays what it is; a greater
-//! one never becomes the smaller one ([`SLOPE_MIN`]); 0 stays 0. Cost: O(1). State: five sums.
+//! them: from [`LEARNT_MIN`] down a chance falls with the one predicted.
+//!
+//! Where a machine stood still all that ran misses at once, however good its chance was. So outcomes of one moment, which have one cause,
+//! count together as one, and [`EACH_SECOND`] a second at most; and a share of all ([`ODD_SHARE`]) is taken to be even odds whatever was
+//! predicted, so that a certainty that missed says little (Copas, "Binary regression models for contaminated data", 1988). Invariants: without outcomes a chance stays what it is; a greater one never becomes the
+//! smaller one ([`SLOPE_MIN`]); 0 stays 0. Cost: O(1). State: five sums and a time.
 
-use crate::policy::Met;
+use super::learnt::counts;
+use crate::{ids::Micros, policy::Met};
 
 /// What the fit begins with weighs as much as outcomes with this sum of p (1 - p), at log odds of 1.
-const PRIOR_WEIGHT: f64 = 2.0;
+const PRIOR_WEIGHT: f64 = 3.0;
 /// An outcome at even odds leaves this share of those before it.
 const FORGETTING: f64 = 0.98;
+/// Outcomes that those of one second count as, at most.
+const EACH_SECOND: f64 = 3.0;
+/// Of outcomes that chances have nothing to do with.
+const ODD_SHARE: f64 = 0.07;
 /// A chance is never taken for nearer to 0 or 1 than this.
 const CHANCE_MIN: f64 = 1e-4;
 /// Smaller ones are corrected by the same factor as this one.
@@ -64,27 +73,39 @@ fn chance_of(log_odds: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-log_odds))
 }
 
+/// How the logarithm of an outcome's likelihood grows with the log odds of its chance, and how fast that falls on average: with no odd
+/// outcomes the error and p (1 - p).
+fn says(chance: f64, is_met: Met) -> (f64, f64) {
+    let growth = (1.0 - ODD_SHARE) * chance * (1.0 - chance);
+    let met = ODD_SHARE / 2.0 + (1.0 - ODD_SHARE) * chance;
+    let error = if is_met == Met::Yes { growth / met } else { -growth / (1.0 - met) };
+    (error, growth * growth / (met * (1.0 - met)))
+}
+
 /// Learns a [`Calibration`].
 #[derive(Debug, Clone, Default)]
 pub struct CalibrationMeter {
-    /// Of the weights p (1 - p): their sum, and that of weight times x and x squared.
+    /// Of the weights: their sum, and that of weight times x and x squared.
     weights: [f64; 3],
     /// Weight times the log odds that an outcome speaks for, and the same times x.
     spoken: [f64; 2],
     calibration: Calibration,
+    /// When the last outcome came.
+    last: Option<Micros>,
 }
 
 impl CalibrationMeter {
-    /// A request that started with this chance, as it was predicted, has ended.
-    pub fn learn(&mut self, predicted: f64, is_met: Met) {
+    /// A request that started with this chance, as it was predicted, has ended now.
+    pub fn learn(&mut self, now: Micros, predicted: f64, is_met: Met) {
         if !(0.0..=1.0).contains(&predicted) {
             return;
         }
+        let counts = counts(&mut self.last, now, EACH_SECOND);
         let x = log_odds(predicted);
         let now = self.calibration.offset + self.calibration.slope * x;
         let chance = chance_of(now);
-        let weight = chance * (1.0 - chance);
-        let error = if is_met == Met::Yes { 1.0 - chance } else { -chance };
+        let (error, weight) = says(chance, is_met);
+        let (error, weight) = (counts * error, counts * weight);
         // A quarter is the most that a weight comes to.
         let kept = 1.0 - (1.0 - FORGETTING) * 4.0 * weight;
         // Newton's step for logistic regression: the log odds that the outcome speaks for, seen from here.
@@ -100,6 +121,12 @@ impl CalibrationMeter {
 
     pub fn calibration(&self) -> Calibration {
         self.calibration
+    }
+
+    /// Of what was learnt this share stays, from 0 to 1.
+    pub fn fade(&mut self, kept: f64) {
+        self.weights.iter_mut().chain(&mut self.spoken).for_each(|sum| *sum *= kept);
+        self.calibration = self.solve();
     }
 
     /// Least squares with what it began with: offset 0, slope 1.
@@ -127,7 +154,12 @@ mod tests {
             let (mut level, mut tilt) = (-PRIOR_WEIGHT * offset, -PRIOR_WEIGHT * (slope - 1.0));
             for (predicted, is_met) in outcomes {
                 let x = log_odds(*predicted);
-                let error = f64::from(u8::from(*is_met)) - chance_of(offset + slope * x);
+                let chance = chance_of(offset + slope * x);
+                let of = |chance: f64| if *is_met { chance } else { 1.0 - chance };
+                let odd = ODD_SHARE / (1.0 - ODD_SHARE) / 2.0;
+                // Of the two ways in which it may have come, the share of the one by its chance.
+                let by_chance = of(chance) / (of(chance) + odd);
+                let error = by_chance * (f64::from(u8::from(*is_met)) - chance);
                 level += error;
                 tilt += error * x;
             }
@@ -146,6 +178,13 @@ mod tests {
         })
     }
 
+    /// Outcomes one a second.
+    fn learn(meter: &mut CalibrationMeter, outcomes: impl IntoIterator<Item = (f64, bool)>) {
+        for (predicted, is_met) in outcomes {
+            meter.learn(meter.last.unwrap_or(0) + 1_000_000, predicted, met(is_met));
+        }
+    }
+
     fn met(is_met: bool) -> Met {
         if is_met { Met::Yes } else { Met::No }
     }
@@ -157,7 +196,7 @@ mod tests {
         for (offset, slope) in [(0.0, 1.0), (1.6, 0.57), (-1.0, 1.3)] {
             let outcomes: Vec<_> = world(offset, slope, 40).collect();
             let mut meter = CalibrationMeter::default();
-            outcomes.iter().for_each(|(predicted, is_met)| meter.learn(*predicted, met(*is_met)));
+            learn(&mut meter, outcomes.iter().copied());
             let (found, expected) = (meter.calibration(), fit(&outcomes));
             for predicted in [0.1, 0.3, 0.5, 0.7, 0.9] {
                 let off = found.of(predicted) - expected.of(predicted);
@@ -175,8 +214,8 @@ mod tests {
         // What was told on average, but for the first hundred outcomes.
         let mut told = |(offset, slope): (f64, f64)| {
             let mut sums = [0.0; 3];
-            for (number, (predicted, is_met)) in world(offset, slope, 1_000).enumerate() {
-                meter.learn(predicted, met(is_met));
+            for (number, outcome) in world(offset, slope, 1_000).enumerate() {
+                learn(&mut meter, [outcome]);
                 let told = CHANCES.map(|chance| meter.calibration().of(chance) / 900.0);
                 sums.iter_mut().zip(told).for_each(|(sum, told)| *sum += if number < 100 { 0.0 } else { told });
             }
@@ -194,11 +233,46 @@ mod tests {
     #[test]
     fn certainties_teach_little() {
         let mut meter = CalibrationMeter::default();
-        world(1.6, 0.57, 300).for_each(|(predicted, is_met)| meter.learn(predicted, met(is_met)));
+        learn(&mut meter, world(1.6, 0.57, 300));
         let before = meter.calibration().of(0.4);
-        (0..10_000).for_each(|_| meter.learn(1.0, Met::Yes));
+        learn(&mut meter, (0..10_000).map(|_| (1.0, true)));
         let after = meter.calibration().of(0.4);
         assert!((before - after).abs() < 0.12, "{before} and {after}");
+    }
+
+    /// Scenario: an overload in which chances hold, thirty outcomes a second; the machine stands still for three seconds, and all forty that ran,
+    /// good chances all, miss within a tenth of a second.
+    /// Guarantees: what is as good as certain is told to be so.
+    #[test]
+    fn a_moment_in_which_all_miss_says_little_of_those_to_come() {
+        let mut meter = CalibrationMeter::default();
+        let mut now = 0;
+        // Those that start in an overload have good chances.
+        for (predicted, is_met) in world(0.0, 1.0, 6_000).filter(|(predicted, _)| *predicted > 0.8) {
+            now += 33_000;
+            meter.learn(now, predicted, met(is_met));
+        }
+        let before = [0.9, 0.99].map(|chance| meter.calibration().of(chance));
+        now += 3_000_000;
+        for number in 0..40 {
+            meter.learn(now + 2_500 * number, 0.95 + 0.00125 * number as f64, Met::No);
+        }
+        let after = [0.9, 0.99].map(|chance| meter.calibration().of(chance));
+        assert!(after[0] > 0.8 && after[1] > 0.95, "{before:?}, then {after:?}");
+    }
+
+    /// Scenario: outcomes of a world in which chances do not hold; half of what was learnt fades, then nearly all.
+    /// Guarantees: what is told comes nearer to what is predicted, and then is that.
+    #[test]
+    fn what_fades_is_what_was_learnt() {
+        let mut meter = CalibrationMeter::default();
+        learn(&mut meter, world(-1.5, 0.3, 400));
+        let off = |meter: &CalibrationMeter| (meter.calibration().of(0.95) - 0.95).abs();
+        let learnt = off(&meter);
+        meter.fade(0.05);
+        let faded = off(&meter);
+        meter.fade(1e-6);
+        assert!(learnt > 0.3 && faded < 0.8 * learnt && off(&meter) < 1e-3, "{learnt}, {faded}, {}", off(&meter));
     }
 
     /// Scenario: outcomes that have nothing to do with chances, so that the fit is flat and high; a chance that time has taken away.
@@ -217,11 +291,20 @@ mod tests {
         /// Guarantees: chances stay between 0 and 1, in their order, and what is recorded of a fit gives the fit.
         #[test]
         fn chances_keep_their_order(
-            outcomes in prop::collection::vec((prop_oneof![0.0f64..=1.0, Just(f64::NAN), Just(7.0)], any::<bool>()), 0..200),
+            outcomes in prop::collection::vec((
+                prop_oneof![0.0f64..=1.0, Just(f64::NAN), Just(7.0)], any::<bool>(), prop_oneof![Just(0), -1_000i64..2_000_000]
+            ), 0..200),
             (less, more) in (0.0f64..=1.0, 0.0f64..=1.0).prop_map(|(one, other)| (one.min(other), one.max(other))),
         ) {
             let mut meter = CalibrationMeter::default();
-            outcomes.iter().for_each(|(predicted, is_met)| meter.learn(*predicted, met(*is_met)));
+            let mut now = 0;
+            for (predicted, is_met, gap) in outcomes {
+                now += gap;
+                meter.learn(now, predicted, met(is_met));
+                if gap == 0 {
+                    meter.fade(0.9);
+                }
+            }
             let found = meter.calibration();
             prop_assert!((0.0..=1.0).contains(&found.of(less)) && found.of(less) <= found.of(more), "{:?}", found);
             prop_assert_eq!(Calibration::new(found.offset, found.slope), Some(found));

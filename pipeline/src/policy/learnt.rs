@@ -1,5 +1,6 @@
 //! What the entry learns of itself: how fast its queue drains, how predictions of service time fare, what has come lately, how
-//! often a predicted chance came true, and what misses cost (SPEC A4: "its error is itself a metric").
+//! often a predicted chance came true, and what misses cost (SPEC A4: "its error is itself a metric"). All of it is believed as far as
+//! there is no [`Doubt`].
 //!
 //! Plain meters without clock or lock. Invariants: nothing is said before there is evidence ([`GRANTS_MIN`],
 //! [`RATIOS_MIN`]); a drain that stops grows slower with every look. Cost: O(1) each. State: a few numbers,
@@ -7,13 +8,13 @@
 
 use crate::{
     ids::Micros,
-    policy::{CalibrationMeter, Tier, TurnedAway, Upcoming, WasteMeter},
+    policy::{Calibration, CalibrationMeter, Doubt, Refused, Tier, TurnedAway, Upcoming, Venture, WasteMeter},
 };
 
 /// Grants from the queue before its drain is known.
 pub const GRANTS_MIN: u64 = 8;
 /// Finished requests before the error of predictions is known.
-pub const RATIOS_MIN: u64 = 8;
+pub const RATIOS_MIN: f64 = 8.0;
 /// Bins of the reliability curve.
 pub const BINS: usize = 10;
 /// Seconds after which a grant counts 1/e.
@@ -24,9 +25,13 @@ const FORGETTING: f64 = 0.98;
 const PRIOR_VARIANCE: f64 = 0.09;
 /// A single outcome this many times off counts no more than that.
 const RATIO_MAX: f64 = 20.0;
-/// Nor does one that is further from the others than so many of their deviations, or than a factor of e if that is more. Machines stand
-/// still now and then, and all that runs is late by it at once: taken as they are, such outcomes would say for the next fifty that nothing
-/// can make its deadline, and so that few are let in to say otherwise. A world that has changed is still followed, since deviations grow.
+/// Variance that predictions have more than before, once 1/e of what was learnt of them is believed.
+const DOUBT_VARIANCE: f64 = 0.25;
+/// Outcomes that those of one second count as, at most. Machines stand still now and then, and all that runs is late by it at once: taken
+/// as they are, such outcomes would say for the next fifty that nothing can make its deadline, and so that few are let in to say otherwise.
+const EACH_SECOND: f64 = 10.0;
+/// Nor does one that is further from the others than so many of their deviations, or than a factor of e if that is more. A world that has
+/// changed is still followed, since deviations grow.
 const DEVIATIONS_MAX: f64 = 3.0;
 
 /// Tokens a second that leave the queue while something waits.
@@ -71,6 +76,12 @@ impl DrainMeter {
     }
 }
 
+/// What one more outcome counts, from 0 to 1, if those of a moment count as one and those of a second as so many.
+pub(super) fn counts(last: &mut Option<Micros>, now: Micros, each_second: f64) -> f64 {
+    let before = last.replace(now.max(last.unwrap_or(now)));
+    before.map_or(1.0, |before| (each_second * (now - before).max(0) as f64 / 1e6).min(1.0))
+}
+
 /// How actual times compare with predicted ones, in logarithms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ratio {
@@ -93,23 +104,28 @@ pub struct Skill {
 
 #[derive(Debug, Clone, Default)]
 struct RatioMeter {
-    samples: u64,
+    /// Of the last outcome.
+    last: Option<Micros>,
+    /// Outcomes, as far as they count.
+    samples: f64,
     weight: f64,
     sum: f64,
     squares: f64,
 }
 
 impl RatioMeter {
-    fn learn(&mut self, predicted: f64, actual: f64) {
+    fn learn(&mut self, now: Micros, predicted: f64, actual: f64) {
         if !(predicted > 0.0 && actual > 0.0) {
             return;
         }
+        let counts = counts(&mut self.last, now, EACH_SECOND);
         let ratio = libm::log((actual / predicted).clamp(1.0 / RATIO_MAX, RATIO_MAX));
         let ratio = if self.samples < RATIOS_MIN { ratio } else { self.believed(ratio) };
-        self.samples += 1;
-        self.weight = self.weight * FORGETTING + 1.0;
-        self.sum = self.sum * FORGETTING + ratio;
-        self.squares = self.squares * FORGETTING + ratio * ratio;
+        let kept = 1.0 - (1.0 - FORGETTING) * counts;
+        self.samples += counts;
+        self.weight = self.weight * kept + counts;
+        self.sum = self.sum * kept + counts * ratio;
+        self.squares = self.squares * kept + counts * ratio * ratio;
     }
 
     /// The ratio, or the nearest to it that is not too far from the others.
@@ -117,6 +133,17 @@ impl RatioMeter {
         let known = self.ratio();
         let reach = f64::max(DEVIATIONS_MAX * known.variance.sqrt(), 1.0);
         ratio.clamp(known.mean - reach, known.mean + reach)
+    }
+
+    /// Of what was learnt this share stays; less than one outcome is none.
+    fn fade(&mut self, kept: f64) {
+        if self.weight * kept < 1.0 {
+            *self = RatioMeter::default();
+            return;
+        }
+        self.weight *= kept;
+        self.sum *= kept;
+        self.squares *= kept;
     }
 
     fn ratio_or(&self, other: &RatioMeter) -> Ratio {
@@ -157,20 +184,26 @@ struct Meters {
 
 impl SkillMeter {
     /// Seconds predicted and actual, of a request with such a prompt.
-    pub fn learn_first(&mut self, prompt_tokens: u32, predicted: f64, actual: f64) {
-        self.all.first.learn(predicted, actual);
-        self.sizes[size_of(prompt_tokens)].first.learn(predicted, actual);
+    pub fn learn_first(&mut self, now: Micros, prompt_tokens: u32, (predicted, actual): (f64, f64)) {
+        self.all.first.learn(now, predicted, actual);
+        self.sizes[size_of(prompt_tokens)].first.learn(now, predicted, actual);
     }
 
-    pub fn learn_whole(&mut self, prompt_tokens: u32, predicted: f64, actual: f64) {
-        self.all.whole.learn(predicted, actual);
-        self.sizes[size_of(prompt_tokens)].whole.learn(predicted, actual);
+    pub fn learn_whole(&mut self, now: Micros, prompt_tokens: u32, (predicted, actual): (f64, f64)) {
+        self.all.whole.learn(now, predicted, actual);
+        self.sizes[size_of(prompt_tokens)].whole.learn(now, predicted, actual);
     }
 
     /// Of requests with such a prompt, as far as there is evidence of them; else of all.
     pub fn skill(&self, prompt_tokens: u32) -> Skill {
         let own = &self.sizes[size_of(prompt_tokens)];
         Skill { first: own.first.ratio_or(&self.all.first), whole: own.whole.ratio_or(&self.all.whole) }
+    }
+
+    /// Of what was learnt this share stays, from 0 to 1.
+    pub fn fade(&mut self, kept: f64) {
+        let all = [&mut self.all].into_iter().chain(&mut self.sizes);
+        all.flat_map(|meters| [&mut meters.first, &mut meters.whole]).for_each(|meter| meter.fade(kept));
     }
 
     /// Of all requests.
@@ -210,6 +243,15 @@ impl Reliability {
     }
 }
 
+impl Skill {
+    /// The same where only this share of what was learnt is believed.
+    fn doubted(self, believed: f64) -> Skill {
+        let more = DOUBT_VARIANCE * (1.0 / believed - 1.0);
+        let wider = |ratio: Ratio| Ratio { variance: ratio.variance + more, ..ratio };
+        Skill { first: wider(self.first), whole: wider(self.whole) }
+    }
+}
+
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub struct Learnt {
@@ -220,6 +262,80 @@ pub struct Learnt {
     pub upcoming: Upcoming,
     pub turned_away: TurnedAway,
     pub waste: WasteMeter,
+    pub doubt: Doubt,
+}
+
+/// What was doing when a request was refused since a miss was predicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engines {
+    /// All that could serve it had something to do.
+    Busy,
+    /// One had not.
+    Idle,
+}
+
+impl Learnt {
+    /// A request is refused since a miss is predicted; `engine_seconds`: what it would have taken, if it could have been served.
+    /// Who is refused beside an idle engine is not refused for want of engine time, and has no price.
+    pub fn refused(&mut self, (now, tier): (Micros, Tier), engine_seconds: Option<f64>, engines: Engines) {
+        match (engines, engine_seconds) {
+            (Engines::Idle, _) => self.doubt.refused(now),
+            (Engines::Busy, Some(engine_seconds)) => {
+                self.turned_away.refused(Refused { at: now, tier, engine_seconds })
+            }
+            (Engines::Busy, None) => {}
+        }
+    }
+
+    /// A request starts for its chance.
+    pub fn started(&mut self, venture: &Venture) {
+        self.end_doubt(venture.at);
+        self.waste.started(venture);
+    }
+
+    /// A request that had started for its chance, as it was predicted, has ended; and whether what it took was of use.
+    pub fn ended(&mut self, now: Micros, (predicted, is_met): (f64, Met), took: Option<(&Venture, Met)>) {
+        self.end_doubt(now);
+        self.calibration.learn(now, predicted, is_met);
+        if let Some((venture, is_of_use)) = took {
+            self.waste.ended(now, venture, is_of_use);
+        }
+    }
+
+    /// How predictions for such a prompt fare, as far as that is believed.
+    pub fn skill(&self, now: Micros, prompt_tokens: u32) -> Skill {
+        self.skill.skill(prompt_tokens).doubted(self.doubt.believed(now))
+    }
+
+    /// The same of all requests.
+    pub fn overall_skill(&self, now: Micros) -> Skill {
+        self.skill.overall().doubted(self.doubt.believed(now))
+    }
+
+    /// What chances are worth, as far as that is believed.
+    pub fn calibration(&self, now: Micros) -> Calibration {
+        let believed = self.doubt.believed(now);
+        if believed == 1.0 {
+            return self.calibration.calibration();
+        }
+        let mut faded = self.calibration.clone();
+        faded.fade(believed);
+        faded.calibration()
+    }
+
+    /// The share of the engines' time that misses take, as far as it is believed.
+    pub fn missed_share(&self, now: Micros) -> f64 {
+        self.waste.missed_share(now) * self.doubt.believed(now)
+    }
+
+    fn end_doubt(&mut self, now: Micros) {
+        let believed = self.doubt.end(now);
+        if believed < 1.0 {
+            self.skill.fade(believed);
+            self.calibration.fade(believed);
+            self.waste.fade(believed);
+        }
+    }
 }
 
 /// Was the deadline met?
@@ -232,6 +348,8 @@ pub enum Met {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SECOND: Micros = 1_000_000;
 
     /// Scenario: 100 tokens leave every 100 ms, the queue runs empty for a minute, goes on as before, then stalls.
     /// Guarantees: nothing is known before there is evidence; the rate is that of the time in which something waits; a stall
@@ -258,37 +376,46 @@ mod tests {
     /// Guarantees: bias and spread are learnt, in logarithms; before, there is the prior and no bias.
     #[test]
     fn skill_is_bias_and_spread() {
-        let mut meter = SkillMeter::default();
+        let (mut meter, mut now) = (SkillMeter::default(), 0);
+        let mut learn = |meter: &mut SkillMeter, actual: f64| {
+            now += SECOND;
+            meter.learn_whole(now, 100, (1.0, actual));
+        };
         assert_eq!(meter.skill(100), Skill::default());
         for number in 0..400 {
             let actual = if number % 2 == 0 { 1.8 } else { 2.2 };
-            meter.learn_whole(100, 1.0, actual);
+            learn(&mut meter, actual);
         }
         let skill = meter.skill(100);
         assert!((skill.whole.mean - 2.0f64.ln()).abs() < 0.02, "{skill:?}");
         assert!((skill.whole.variance.sqrt() - 0.1).abs() < 0.01, "{skill:?}");
         assert_eq!(skill.first, Ratio::default());
-        meter.learn_whole(100, 1.0, 1e9);
+        learn(&mut meter, 1e9);
         assert!(meter.skill(100).whole.variance < 0.3, "one outcome counts {RATIO_MAX} times off at most");
     }
 
-    /// Scenario: requests that take what was predicted; then a dozen at once thirteen times as long, as when a machine stood still; then all
-    /// ten times as long.
-    /// Guarantees: after the dozen, four times what is predicted is still as good as certain to be enough; a world that has changed is
-    /// learnt.
+    /// Scenario: requests that take what was predicted; then a dozen thirteen times as long, as when a machine stood still, at once or one after
+    /// the other; then all ten times as long.
+    /// Guarantees: after the dozen, four times what is predicted is still as good as certain to be enough, and twice if they were late at
+    /// once; a world that has changed is learnt.
     #[test]
     fn a_machine_that_stood_still_says_little_of_what_comes() {
-        let mut meter = SkillMeter::default();
-        let mut learn = |times: usize, factor: f64| {
-            (0..times).for_each(|number| meter.learn_whole(100, 1.0, factor * if number % 2 == 0 { 0.9 } else { 1.1 }));
-            meter.skill(100).whole
-        };
-        learn(200, 1.0);
-        let stalled = learn(12, 13.0);
-        let spare = (4.0f64.ln() - stalled.mean) / stalled.variance.sqrt();
-        assert!(spare > 2.0, "{stalled:?}");
-        let changed = learn(300, 10.0);
-        assert!((changed.mean - 10.0f64.ln()).abs() < 0.1, "{changed:?}");
+        for (gap, enough) in [(0, 2.0f64), (SECOND, 4.0)] {
+            let (mut meter, mut now) = (SkillMeter::default(), 0);
+            let mut learn = |times: usize, factor: f64, gap: Micros| {
+                for number in 0..times {
+                    now += gap;
+                    meter.learn_whole(now, 100, (1.0, factor * if number % 2 == 0 { 0.9 } else { 1.1 }));
+                }
+                meter.skill(100).whole
+            };
+            learn(200, 1.0, SECOND);
+            let stalled = learn(12, 13.0, gap);
+            let spare = (enough.ln() - stalled.mean) / stalled.variance.sqrt();
+            assert!(spare > 2.0, "{stalled:?}");
+            let changed = learn(300, 10.0, SECOND);
+            assert!((changed.mean - 10.0f64.ln()).abs() < 0.1, "{changed:?}");
+        }
     }
 
     /// Scenario: short prompts take three times as long as predicted, long ones exactly as long; a class nobody was of.
@@ -296,9 +423,9 @@ mod tests {
     #[test]
     fn skill_is_learnt_by_length() {
         let mut meter = SkillMeter::default();
-        for _ in 0..200 {
-            meter.learn_whole(20, 1.0, 3.0);
-            meter.learn_whole(2000, 1.0, 1.0);
+        for second in 1..=200 {
+            meter.learn_whole(second * SECOND, 20, (1.0, 3.0));
+            meter.learn_whole(second * SECOND + SECOND / 2, 2000, (1.0, 1.0));
         }
         let bias = |prompt_tokens| meter.skill(prompt_tokens).whole.mean;
         assert!((bias(63) - 3.0f64.ln()).abs() < 0.01 && bias(1024).abs() < 0.01, "{meter:?}");

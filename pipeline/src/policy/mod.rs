@@ -15,6 +15,7 @@
 //! | `upcoming` | who of those likely to come would miss its deadline by it |
 //! | `calibration` | what a predicted chance is worth: how often such ones came true |
 //! | `waste` | engine time lost on answers that come too late, and the chance that a start needs then |
+//! | `doubt` | less is believed while requests are refused beside an engine that has nothing to do |
 //! | `learnt` | how fast the queue drains, and how predictions fare |
 //! | `capacity` | the fraction of an instance that a token takes, by length of request (SPEC B1) |
 //! | `bucket_plan` | the scan cut of the length axis (SPEC B3) |
@@ -38,6 +39,7 @@ mod capacity;
 mod classify;
 mod deadline;
 mod decide;
+mod doubt;
 mod harm;
 mod hits;
 mod learnt;
@@ -63,6 +65,7 @@ pub use capacity::*;
 pub use classify::*;
 pub use deadline::*;
 pub use decide::*;
+pub use doubt::*;
 pub use harm::*;
 pub use hits::*;
 pub use learnt::*;

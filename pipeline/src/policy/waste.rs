@@ -76,6 +76,11 @@ impl WasteMeter {
         (self.requests > 0.0 && self.seconds > 0.0).then(|| self.seconds / self.requests)
     }
 
+    /// Of what was lost this share is still believed, from 0 to 1.
+    pub fn fade(&mut self, kept: f64) {
+        self.lost *= kept;
+    }
+
     fn age(&mut self, now: Micros) {
         let kept = kept(now - self.at);
         (self.requests, self.seconds, self.lost) = (self.requests * kept, self.seconds * kept, self.lost * kept);

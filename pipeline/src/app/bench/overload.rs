@@ -7,6 +7,7 @@
 //!
 //! Refusals that were wrong are told from a share of would-be refusals that are let through, drawn by request id. Engine time
 //! is shared out by tokens: what one prompt token and one drawn token take is solved from the steps of the engines.
+//! With `--stand-still` a step shows what a machine that stops for a moment does, and the steps after it how long it takes to get over it.
 //! Invariant: steps do not overlap; the first part of each is left out. State: one record a request.
 
 mod load;
@@ -44,6 +45,14 @@ pub struct OverloadOptions {
     /// Loads of the steps in place of the plan's, as shares of capacity, such as 2,2,2; ratios are of the last
     #[arg(long, value_delimiter = ',', value_parser = load_share)]
     loads: Vec<f64>,
+    /// Stops server and workers for so many seconds in the middle of the first step at the highest load, as a machine that stands still
+    #[arg(long, default_value_t = 0.0, value_parser = stop_seconds)]
+    stand_still: f64,
+}
+
+fn stop_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=10.0).contains(seconds));
+    seconds.ok_or_else(|| "expected seconds from 0 to 10".to_string())
 }
 
 fn load_share(text: &str) -> Result<f64, String> {
@@ -86,6 +95,8 @@ struct Report {
     model: String,
     workers: u32,
     seed: u64,
+    /// In the middle of the first step at the highest load.
+    stood_still_seconds: f64,
     classes: Vec<ClassReport>,
     capacity_requests_per_s: f64,
     /// With deadlines on: goodput at the highest load over the best of all loads.
@@ -122,8 +133,9 @@ async fn measure(options: &OverloadOptions) -> anyhow::Result<Report> {
     let budgets: Vec<f64> = alone.iter().zip(BUDGETS).map(|(seconds, times)| seconds * times).collect();
     let capacity = drive.capacity(&kinds, options.workers, plan.capacity).await?;
     eprintln!("alone: {alone:.3?} s; budgets {budgets:.2?} s; capacity {capacity:.2} requests/s");
+    let still = Duration::from_secs_f64(options.stand_still);
     let loads = if options.loads.is_empty() { plan.loads } else { &options.loads };
-    let on = steps((plan, loads), &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
+    let on = steps((plan, loads, still), &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
     if let Some(path) = &options.rows {
         let rows = serving.sql("select * from slo order by at").await?;
         let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
@@ -134,7 +146,7 @@ async fn measure(options: &OverloadOptions) -> anyhow::Result<Report> {
     let mut drive = Drive::new(client, &serving, options.seed);
     // As much is learnt before the first step as on the other side.
     drive.capacity(&kinds, options.workers, plan.capacity / 2).await?;
-    let off = steps((plan, loads), &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
+    let off = steps((plan, loads, still), &mut drive, &serving, (&kinds, &budgets, capacity)).await?;
     serving.stop().await;
     let class = |((class, alone), budget): ((&Class, &f64), &f64)| ClassReport {
         name: class.name,
@@ -149,6 +161,7 @@ async fn measure(options: &OverloadOptions) -> anyhow::Result<Report> {
         model: options.model.rsplit('/').next().unwrap_or_default().into(),
         workers: options.workers,
         seed: options.seed,
+        stood_still_seconds: options.stand_still,
         classes: kinds.iter().zip(&alone).zip(&budgets).map(class).collect(),
         capacity_requests_per_s: capacity,
         goodput_ratio_2x_over_peak: on.ratio(|step| step.goodput_requests_per_s),
@@ -173,14 +186,24 @@ async fn time_alone(drive: &mut Drive, class: &Class, times: usize) -> anyhow::R
 }
 
 async fn steps(
-    (plan, loads): (&Plan, &[f64]),
+    (plan, loads, still): (&Plan, &[f64], Duration),
     drive: &mut Drive,
     serving: &Serving,
     (kinds, budgets, capacity): (&[Class], &[f64], f64),
 ) -> anyhow::Result<ModeReport> {
     let mut records = Vec::new();
-    for load in loads {
-        let step = drive.step((kinds, budgets), capacity * load, plan.step).await;
+    let highest = loads.iter().copied().fold(0.0, f64::max);
+    let disturbed = loads.iter().position(|load| *load == highest).filter(|_| !still.is_zero());
+    for (place, load) in loads.iter().enumerate() {
+        let disturb = async {
+            if disturbed == Some(place) {
+                tokio::time::sleep(plan.step / 2).await;
+                serving.stand_still(still).await?;
+            }
+            anyhow::Ok(())
+        };
+        let (step, stopped) = tokio::join!(drive.step((kinds, budgets), capacity * load, plan.step), disturb);
+        stopped?;
         eprintln!(
             "load {load:.2}: {} of {} within their budget",
             step.iter().filter(|record| record.is_good()).count(),

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
@@ -93,14 +94,44 @@ impl Serving {
         Ok(serde_json::from_str(&text)?)
     }
 
+    /// Stops server and workers for so long (`SIGSTOP`), and has them go on.
+    pub(super) async fn stand_still(&self, time: Duration) -> anyhow::Result<()> {
+        let server = self.process.id().context("the server has ended")?;
+        let mut pids = children(server)?;
+        pids.push(server);
+        signal(&pids, Signal::STOP)?;
+        tokio::time::sleep(time).await;
+        signal(&pids, Signal::CONT)
+    }
+
     pub(super) async fn stop(mut self) {
-        if let Some(pid) = self.process.id().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        if let Some(pid) = self.process.id() {
+            let _ = signal(&[pid], Signal::TERM);
         }
         if tokio::time::timeout(STOP_WAIT, self.process.wait()).await.is_err() {
             let _ = self.process.kill().await;
         }
     }
+}
+
+fn signal(pids: &[u32], signal: Signal) -> anyhow::Result<()> {
+    for pid in pids {
+        let pid = Pid::from_raw(i32::try_from(*pid)?).context("0 is no process")?;
+        kill_process(pid, signal).with_context(|| format!("process {pid:?} has ended"))?;
+    }
+    Ok(())
+}
+
+/// Those that any of a process's threads started.
+fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // One that ended meanwhile has none.
+        let text = fs::read_to_string(thread?.path().join("children")).unwrap_or_default();
+        pids.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+    }
+    ensure!(!pids.is_empty(), "process {pid} has no children, or this system does not list them");
+    Ok(pids)
 }
 
 /// Few sequences at once on a worker, so that what does not run waits in the gateway's queue.
