@@ -10,8 +10,10 @@
 //!
 //! Where a machine stood still all that ran misses at once, however good its chance was. So outcomes of one moment, which have one cause,
 //! count together as one, and [`EACH_SECOND`] a second at most; and a share of all ([`ODD_SHARE`]) is taken to be even odds whatever was
-//! predicted, so that a certainty that missed says little (Copas, "Binary regression models for contaminated data", 1988). Invariants: without outcomes a chance stays what it is; a greater one never becomes the
-//! smaller one ([`SLOPE_MIN`]); 0 stays 0. Cost: O(1). State: five sums and a time.
+//! predicted, so that a certainty that missed says little (Copas, "Binary regression models for contaminated data", 1988).
+//!
+//! Invariants: without outcomes a chance stays what it is; a greater one never becomes the smaller one ([`SLOPE_MIN`]); 0 stays 0.
+//! Cost: O(1). State: five sums and a time.
 
 use super::learnt::counts;
 use crate::{ids::Micros, policy::Met};

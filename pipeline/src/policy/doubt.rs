@@ -5,8 +5,8 @@
 //! idle while others are refused is the sign of it; from there on what was learnt fades, by a half in some three seconds, towards what is
 //! believed without evidence, until something starts and teaches anew.
 //!
-//! Invariants: while nothing is refused, or all instances have something to do, all is believed; one request that cannot be met by any
-//! belief is refused at once. Cost: O(1). State: a time.
+//! Invariants: while nothing is refused, or all instances have something to do, all is believed; [`BELIEVED_MIN`] of it always is, so that
+//! what is far from possible is refused at once all the same. Cost: O(1). State: a time.
 
 use crate::ids::Micros;
 

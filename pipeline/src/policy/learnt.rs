@@ -437,6 +437,30 @@ mod tests {
         );
     }
 
+    /// Scenario: a request is refused while all engines have something to do, another beside an idle one; a third starts ten seconds later.
+    /// Guarantees: the first alone has a price; from the second on predictions are less sure, and certain again once the third has started,
+    /// but then less than before is known.
+    #[test]
+    fn who_is_refused_beside_an_idle_engine_raises_doubt() {
+        let mut learnt = Learnt::default();
+        (1..=50).for_each(|second| learnt.skill.learn_whole(second * SECOND, 100, (1.0, 2.0)));
+        let at = 51 * SECOND;
+        learnt.refused((at, Tier::High), Some(1.0), Engines::Busy);
+        let sure = learnt.skill(at + SECOND, 100).whole;
+        learnt.refused((at, Tier::High), Some(1.0), Engines::Idle);
+        assert!(learnt.turned_away.lately(at).lately.len() == 1 && sure.variance < 1e-9, "{sure:?}");
+        let later = at + 10 * SECOND;
+        let doubted = learnt.skill(later, 100).whole;
+        assert!(doubted.variance > 0.5 && doubted.mean == sure.mean, "{doubted:?}");
+        let venture = Venture::new(later, 1.0, 0.5).unwrap();
+        learnt.started(&venture);
+        let again = learnt.skill(later, 100).whole;
+        assert!((again.mean - sure.mean).abs() < 1e-9 && again.variance < 1e-9, "{again:?}");
+        learnt.skill.learn_whole(later + SECOND, 100, (1.0, 1.0));
+        let (mean, before) = (learnt.skill(later + SECOND, 100).whole.mean, sure.mean);
+        assert!(mean < 0.9 * before, "one outcome of few says much: {mean}, {before} before");
+    }
+
     /// Scenario: chances of 0, 0.95 and 1, of two tiers.
     /// Guarantees: each is in its bin, 1 in the last, and empty bins are not told.
     #[test]
