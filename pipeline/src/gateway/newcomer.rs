@@ -29,7 +29,7 @@ impl Dispatcher {
         let cost = placement.candidates.iter().find(|cost| cost.instance == entry.id);
         let (Some(instance), Some(cost)) = (instance, cost) else { return false };
         let learnt = self.group(&demand.model).learnt();
-        let overall = learnt.overall_skill(reading.now);
+        let overall = learnt.skill.overall();
         let Some((pace, stay)) = pace_with(instance, (demand.sequences, due.tokens), (cost, &demand.known), overall)
         else {
             return false;

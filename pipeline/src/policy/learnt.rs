@@ -265,7 +265,7 @@ pub struct Learnt {
     pub doubt: Doubt,
 }
 
-/// What was doing when a request was refused since a miss was predicted.
+/// What engines did when a request was refused since a miss was predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engines {
     /// All that could serve it had something to do.
@@ -305,11 +305,6 @@ impl Learnt {
     /// How predictions for such a prompt fare, as far as that is believed.
     pub fn skill(&self, now: Micros, prompt_tokens: u32) -> Skill {
         self.skill.skill(prompt_tokens).doubted(self.doubt.believed(now))
-    }
-
-    /// The same of all requests.
-    pub fn overall_skill(&self, now: Micros) -> Skill {
-        self.skill.overall().doubted(self.doubt.believed(now))
     }
 
     /// What chances are worth, as far as that is believed.
