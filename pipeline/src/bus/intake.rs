@@ -16,7 +16,7 @@ use std::{
 
 use arrow::{array::RecordBatch, error::ArrowError};
 use queries::Topic;
-use tokio::sync::{Notify, Semaphore, TryAcquireError};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, TryAcquireError};
 
 use super::PublishError;
 use crate::rows::{
@@ -108,21 +108,27 @@ impl Intake {
         if self.room.available_permits() == 0 {
             self.hurry();
         }
-        self.room.acquire().await.map_err(|_| PublishError::Closed)?.forget();
-        self.add(row, true)
+        let room = self.room.acquire().await.map_err(|_| PublishError::Closed)?;
+        self.fill(room, row)
     }
 
     /// Puts a row without waiting. Errors: `Full`, `Closed`.
     pub(super) fn try_put<R: Row>(&self, row: &R) -> Result<(), PublishError> {
         match self.room.try_acquire() {
-            Ok(room) => room.forget(),
+            Ok(room) => self.fill(room, row),
             Err(TryAcquireError::NoPermits) => {
                 self.hurry();
-                return Err(PublishError::Full);
+                Err(PublishError::Full)
             }
-            Err(TryAcquireError::Closed) => return Err(PublishError::Closed),
+            Err(TryAcquireError::Closed) => Err(PublishError::Closed),
         }
-        self.add(row, true)
+    }
+
+    /// Puts a row where there is room for it; the room is free again at once if it is refused, else when the row is taken.
+    fn fill<R: Row>(&self, room: SemaphorePermit<'_>, row: &R) -> Result<(), PublishError> {
+        self.add(row, true)?;
+        room.forget();
+        Ok(())
     }
 
     /// Puts a row of the bus's own: whether there is room or not, and when it is closed.
@@ -201,4 +207,27 @@ impl Intake {
 /// The rows of a batch as structs, in order. Errors: the batch is not of `R`'s topic.
 pub fn rows_of<R: Row>(batch: &RecordBatch) -> Result<Vec<R>, RowsError> {
     serde_arrow::from_record_batch(batch).map_err(|error| RowsError::new(R::TOPIC, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bus::tests::row;
+
+    /// Scenario: an intake closes while publishers have room but have not put their rows; that moment is held still here.
+    /// Guarantees: they are told `Closed`, and their room is free again.
+    #[test]
+    fn a_refused_row_gives_its_room_back() {
+        let intake = Intake::new(8, 4);
+        intake.try_put(&row(0)).unwrap();
+        intake.topic(Topic::Instances).is_closed = true;
+        for number in 1..10 {
+            assert!(matches!(intake.try_put(&row(number)), Err(PublishError::Closed)));
+            let put = futures::executor::block_on(intake.put(&row(number)));
+            assert!(matches!(put, Err(PublishError::Closed)));
+        }
+        assert_eq!(intake.rows(), 1);
+        assert_eq!(intake.take(Topic::Instances).unwrap().0, 1);
+        assert_eq!(intake.rows(), 0);
+    }
 }
