@@ -71,7 +71,7 @@ pub async fn run(bus: Bus, views: Arc<Views>, clock: impl Fn() -> Micros + Send,
     loop {
         tokio::select! {
             published = watcher.recv() => match published {
-                Some(published) => figures.take(&published),
+                Some(published) => figures.take(clock(), &published),
                 None => return,
             },
             _ = tick.tick() => {
@@ -106,19 +106,19 @@ struct Figures {
 }
 
 impl Figures {
-    /// Rows that do not decode were refused and reported by the bus already.
-    fn take(&mut self, published: &Published) {
+    /// Rows that do not decode were refused and reported by the bus already. Those of a clock that is ahead count as of now.
+    fn take(&mut self, now: Micros, published: &Published) {
         match published.topic {
             Topic::EngineSteps => {
                 for row in rows_of::<EngineStepRow>(&published.batch).unwrap_or_default() {
-                    let second = self.second(row.at);
+                    let Some(second) = self.second(now, row.at) else { continue };
                     second.decode_tokens += u64::from(row.decode_tokens) + u64::from(row.accepted_tokens);
                     second.prefill_tokens += u64::from(row.prefill_tokens);
                     second.cached_tokens += u64::from(row.cached_tokens);
                     second.prompt_tokens += u64::from(row.scheduled_prompt_tokens);
                 }
             }
-            Topic::Requests => self.requests(&published.batch),
+            Topic::Requests => self.requests(now, &published.batch),
             Topic::Decisions => {
                 // Of a batch only the last ones are shown.
                 let skipped = published.batch.num_rows().saturating_sub(DECISIONS);
@@ -141,7 +141,7 @@ impl Figures {
     }
 
     /// Read in place: there may be very many.
-    fn requests(&mut self, batch: &RecordBatch) {
+    fn requests(&mut self, now: Micros, batch: &RecordBatch) {
         let column = |name| batch.column_by_name(name);
         let (Some(at), Some(event), Some(gap_us)) = (
             column("at").and_then(|column| column.as_primitive_opt::<TimestampMicrosecondType>()),
@@ -151,9 +151,9 @@ impl Figures {
             return;
         };
         for row in 0..batch.num_rows() {
-            let (at, gap_us) = (at.value(row), gap_us.is_valid(row).then(|| gap_us.value(row)));
+            let (at, gap_us) = (at.value(row).min(now), gap_us.is_valid(row).then(|| gap_us.value(row)));
             match (event.value(row), gap_us) {
-                ("arrived", _) => self.second(at).arrived += 1,
+                ("arrived", _) => self.second(now, at).into_iter().for_each(|second| second.arrived += 1),
                 ("first_token", Some(gap)) => self.ttft.push_back((at, gap)),
                 ("grew", Some(gap)) => self.itl.push_back((at, gap)),
                 _ => {}
@@ -166,23 +166,25 @@ impl Figures {
         }
     }
 
-    /// The bucket of that moment; rows come nearly in order.
-    fn second(&mut self, at: Micros) -> &mut Second {
-        let at = at / SECOND * SECOND;
-        let place = self.seconds.iter().rposition(|second| second.at <= at).map_or(0, |index| index + 1);
-        if place > 0 && self.seconds[place - 1].at == at {
-            return &mut self.seconds[place - 1];
+    /// The bucket of that moment, if it is shown.
+    fn second(&mut self, now: Micros, at: Micros) -> Option<&mut Second> {
+        let at = at.min(now) / SECOND * SECOND;
+        if now.saturating_sub(at) > MINUTE + SECOND {
+            return None;
         }
-        self.seconds.insert(place, Second { at, ..Second::default() });
-        &mut self.seconds[place]
+        let place = self.seconds.partition_point(|second| second.at < at);
+        if self.seconds.get(place).is_none_or(|second| second.at != at) {
+            self.seconds.insert(place, Second { at, ..Second::default() });
+        }
+        self.seconds.get_mut(place)
     }
 
     fn forget(&mut self, now: Micros) {
-        while self.seconds.front().is_some_and(|second| now - second.at > MINUTE + SECOND) {
+        while self.seconds.front().is_some_and(|second| now.saturating_sub(second.at) > MINUTE + SECOND) {
             self.seconds.pop_front();
         }
         for samples in [&mut self.ttft, &mut self.itl] {
-            while samples.front().is_some_and(|(at, _)| now - at > MINUTE) {
+            while samples.front().is_some_and(|(at, _)| now.saturating_sub(*at) > MINUTE) {
                 samples.pop_front();
             }
         }
@@ -305,8 +307,26 @@ mod tests {
         for step in ["throttle_low", UNCLASSED] {
             let row = DecisionRow { throttle_step: step.into(), ..decision(Vec::new()) };
             let batch = batch_of(&[row]).expect("a batch");
-            figures.take(&Published { topic: Topic::Decisions, first_row: 0, batch });
+            figures.take(0, &Published { topic: Topic::Decisions, first_row: 0, batch });
         }
         assert_eq!(figures.step, "throttle_low");
+    }
+
+    /// Scenario: a thousand steps, each of another second: a clock is ahead; then of one that is behind; then one of now.
+    /// Guarantees: no more than a minute is kept; what is ahead counts as of now, what is older than a minute not at all.
+    #[test]
+    fn wrong_clocks_do_not_grow_the_minute() {
+        let (mut figures, now) = (Figures::default(), 10_000 * SECOND);
+        let take = |figures: &mut Figures, at: Micros| {
+            let row = EngineStepRow { at, decode_tokens: 1, ..EngineStepRow::default() };
+            let batch = batch_of(&[row]).expect("a batch");
+            figures.take(now, &Published { topic: Topic::EngineSteps, first_row: 0, batch });
+        };
+        (0..1000).for_each(|ahead| take(&mut figures, now + ahead * SECOND));
+        assert_eq!((figures.seconds.len(), figures.seconds[0].at, figures.seconds[0].decode_tokens), (1, now, 1000));
+        (0..1000).for_each(|behind| take(&mut figures, now - behind * SECOND));
+        assert_eq!((figures.seconds.len(), figures.seconds[61].decode_tokens), (62, 1001));
+        take(&mut figures, now);
+        assert_eq!(figures.seconds[61].decode_tokens, 1002);
     }
 }

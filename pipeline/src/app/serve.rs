@@ -213,7 +213,7 @@ async fn doors(config: &Arc<Config>, models: Vec<Loaded>, plant: &Plant, runtime
         let (stop, config) = (stop.clone(), config.server.clone());
         async move { http::serve(listener, router, &config, stop).await }
     });
-    signal().await;
+    told_to_end().await;
     let patience = config.server.drain_timeout;
     // Where nothing can be written (a full disk) it stops all the same.
     let _ = writeln!(std::io::stderr(), "evenkeel: stopping; running answers may finish for {patience:?}");
@@ -443,7 +443,8 @@ fn announce(address: SocketAddr, (flight, pg): (SocketAddr, Option<SocketAddr>),
     eprintln!("  data        {}", config.server.data_dir.display());
 }
 
-async fn signal() {
+/// SIGTERM or SIGINT.
+pub(super) async fn told_to_end() {
     use tokio::signal::unix::{SignalKind, signal};
     let terminated = async {
         match signal(SignalKind::terminate()) {

@@ -58,7 +58,7 @@ pub struct BusCounters {
     /// Rows published, by topic.
     pub rows: [(Topic, u64); Topic::ALL.len()],
     pub batches: u64,
-    /// Rows in the queue to the bus (level, of `queue_rows`).
+    /// Rows on their way into the bus, one of several KiB for so many (level, of `queue_rows`).
     pub queue_depth: usize,
     /// Batches waiting at the slowest subscriber (level, of `subscriber_batches`).
     pub subscriber_depth: usize,

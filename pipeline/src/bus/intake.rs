@@ -3,8 +3,10 @@
 //! Invariants: rows of a topic keep the order in which they were put; a batch has exactly its topic's schema, metadata included; what is put
 //! before the intake is closed is taken, and afterwards nothing is. Who takes is woken by the first row since it took everything, and
 //! at once (`is_urgent`) when a topic has `flush_rows` rows or a publisher found no room.
-//! Bound: `queue_rows` rows of all topics not yet taken (publishers wait, in order, or are told). Cost: a row is put under its topic's lock,
-//! in the time of [`Cell::put`]; nothing is allocated for it, and nothing goes from one thread to another but finished columns.
+//! Bound: room for `queue_rows` rows of all topics not yet taken (publishers wait, in order, or are told). A row takes that of one for each
+//! full [`ROOM_BYTES`], so `queue_rows` of them have twice as many KiB at most, and no column outgrows what Arrow can hold; one that is larger
+//! than all room goes alone. Cost: a row is put under its topic's lock, in the time of [`Cell::put`]; nothing is allocated for it, and
+//! nothing goes from one thread to another but finished columns.
 
 use std::{
     any::Any,
@@ -19,9 +21,12 @@ use queries::Topic;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, TryAcquireError};
 
 use super::PublishError;
-use crate::rows::{
-    Row,
-    columns::{Cell, Column, Record},
+use crate::{
+    config::QUEUE_ROWS_MAX,
+    rows::{
+        Row,
+        columns::{Cell, Column, Record},
+    },
 };
 
 /// Rows could not be put into columns or taken out of them.
@@ -54,14 +59,18 @@ impl<C: Record> Columns for C {
     }
 }
 
+/// A larger row takes the room of several.
+const ROOM_BYTES: usize = 1024;
+const _: () = assert!(QUEUE_ROWS_MAX * 2 * ROOM_BYTES < 1 << 31, "a column of text holds less");
+
 /// Rows of one topic.
 #[derive(Default)]
 struct Collected {
     /// Of the topic's row type, once there was a row.
     columns: Option<Box<dyn Columns>>,
     rows: usize,
-    /// Of these rows, for how many there was room; the bus's own are put without.
-    counted: usize,
+    /// The room that they take; the bus's own are put without.
+    room: usize,
     is_closed: bool,
     /// Empty columns, for when those above are taken.
     spare: Option<Box<dyn Columns>>,
@@ -86,7 +95,7 @@ impl std::fmt::Debug for Intake {
 
 impl Intake {
     pub(super) fn new(flush_rows: usize, queue_rows: usize) -> Intake {
-        let room_rows = queue_rows.clamp(1, Semaphore::MAX_PERMITS);
+        let room_rows = queue_rows.clamp(1, QUEUE_ROWS_MAX);
         Intake {
             topics: Topic::ALL.map(|_| Mutex::default()),
             room: Semaphore::new(room_rows),
@@ -98,23 +107,24 @@ impl Intake {
         }
     }
 
-    /// Rows for which there was room and that are not yet taken.
+    /// Room taken, in rows of [`ROOM_BYTES`].
     pub(super) fn rows(&self) -> usize {
         self.room_rows - self.room.available_permits().min(self.room_rows)
     }
 
     /// Puts a row; waits while there is no room. Errors: `Closed`.
     pub(super) async fn put<R: Row>(&self, row: &R) -> Result<(), PublishError> {
-        if self.room.available_permits() == 0 {
+        let wanted = self.room_of(row);
+        if self.room.available_permits() < wanted as usize {
             self.hurry();
         }
-        let room = self.room.acquire().await.map_err(|_| PublishError::Closed)?;
+        let room = self.room.acquire_many(wanted).await.map_err(|_| PublishError::Closed)?;
         self.fill(room, row)
     }
 
     /// Puts a row without waiting. Errors: `Full`, `Closed`.
     pub(super) fn try_put<R: Row>(&self, row: &R) -> Result<(), PublishError> {
-        match self.room.try_acquire() {
+        match self.room.try_acquire_many(self.room_of(row)) {
             Ok(room) => self.fill(room, row),
             Err(TryAcquireError::NoPermits) => {
                 self.hurry();
@@ -126,27 +136,31 @@ impl Intake {
 
     /// Puts a row where there is room for it; the room is free again at once if it is refused, else when the row is taken.
     fn fill<R: Row>(&self, room: SemaphorePermit<'_>, row: &R) -> Result<(), PublishError> {
-        self.add(row, true)?;
+        self.add(row, room.num_permits())?;
         room.forget();
         Ok(())
     }
 
-    /// Puts a row of the bus's own: whether there is room or not, and when it is closed.
-    pub(super) fn put_own<R: Row>(&self, row: &R) {
-        self.add(row, false).expect("invariant: own rows are put at any time");
+    fn room_of<R: Row>(&self, row: &R) -> u32 {
+        (row.bytes() / ROOM_BYTES).clamp(1, self.room_rows) as u32
     }
 
-    fn add<R: Row>(&self, row: &R, counts: bool) -> Result<(), PublishError> {
+    /// Puts a row of the bus's own: whether there is room or not, and when it is closed.
+    pub(super) fn put_own<R: Row>(&self, row: &R) {
+        self.add(row, 0).expect("invariant: own rows are put at any time");
+    }
+
+    fn add<R: Row>(&self, row: &R, room: usize) -> Result<(), PublishError> {
         let rows = {
             let mut topic = self.topic(R::TOPIC);
-            if topic.is_closed && counts {
+            if topic.is_closed && room > 0 {
                 return Err(PublishError::Closed);
             }
             let columns = topic.columns.get_or_insert_with(|| Box::new(<R as Cell>::Column::with_room(0)));
             let columns = columns.as_any().downcast_mut().expect("invariant: a topic has one type of rows");
             row.put(columns);
             topic.rows += 1;
-            topic.counted += usize::from(counts);
+            topic.room += room;
             topic.rows
         };
         if rows == self.flush_rows {
@@ -178,12 +192,12 @@ impl Intake {
         let (mut columns, rows) = {
             let mut collected = self.topic(topic);
             let spare = collected.spare.take();
-            let (rows, counted) = (std::mem::take(&mut collected.rows), std::mem::take(&mut collected.counted));
+            let (rows, room) = (std::mem::take(&mut collected.rows), std::mem::take(&mut collected.room));
             if rows == 0 {
                 collected.spare = spare;
                 return None;
             }
-            self.room.add_permits(counted);
+            self.room.add_permits(room);
             (std::mem::replace(&mut collected.columns, spare)?, rows)
         };
         let batch = columns.take(topic).map_err(|error| RowsError::new(topic, error));
@@ -212,7 +226,7 @@ pub fn rows_of<R: Row>(batch: &RecordBatch) -> Result<Vec<R>, RowsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bus::tests::row;
+    use crate::{bus::tests::row, rows::InstanceRow};
 
     /// Scenario: an intake closes while publishers have room but have not put their rows; that moment is held still here.
     /// Guarantees: they are told `Closed`, and their room is free again.
@@ -229,5 +243,21 @@ mod tests {
         assert_eq!(intake.rows(), 1);
         assert_eq!(intake.take(Topic::Instances).unwrap().0, 1);
         assert_eq!(intake.rows(), 0);
+    }
+
+    /// Scenario: room for 32 rows of a KiB; rows of ten, one of a hundred.
+    /// Guarantees: three rows of ten fit, and small ones beside them; one that is larger than all room is put when nothing else is there,
+    /// and nothing beside it; what is taken frees as much.
+    #[test]
+    fn a_large_row_takes_the_room_of_several() {
+        let intake = Intake::new(64, 32);
+        let large = |kib: usize| InstanceRow { detail: Some("x".repeat(kib << 10)), ..row(0) };
+        let put = |row: InstanceRow| intake.try_put(&row).is_ok();
+        let took = [large(10), large(10), large(10), large(10), row(1), row(2), row(3)].map(put);
+        assert_eq!(took, [true, true, true, false, true, true, false]);
+        assert!(!put(large(100)));
+        assert_eq!((intake.rows(), intake.take(Topic::Instances).unwrap().0, intake.rows()), (32, 5, 0));
+        assert_eq!([large(100), row(1)].map(put), [true, false]);
+        assert_eq!((intake.rows(), intake.take(Topic::Instances).unwrap().0, intake.rows()), (32, 1, 0));
     }
 }

@@ -13,8 +13,8 @@
 //!
 //! Invariants: rows of a topic are numbered from 0 without gaps in the order in which they left the bus, and the log, the
 //! live tables and every subscriber see that order. A row is accepted or its publisher is told why not.
-//! Bounds: `queue_rows` rows and [`REMOTE_BATCHES`] batches on their way in (publishers wait; `try_publish` says
-//! `Full`); `subscriber_batches` on their way to each subscriber (the bus waits); as many for watchers (the oldest are
+//! Bounds: `queue_rows` rows, one of several KiB for so many, and [`REMOTE_BATCHES`] batches on their way in (publishers wait;
+//! `try_publish` says `Full`); `subscriber_batches` on their way to each subscriber (the bus waits); as many for watchers (the oldest are
 //! skipped and counted). Cost: a row is copied into its columns when it is published; batches are shared, not copied.
 //!
 //! A subscriber must not wait in `publish` on the thread that empties its subscription: with both queues full the two

@@ -24,8 +24,8 @@ pub use models::{MODELS_MAX, ModelGroup, parse_model};
 pub use recorded::{Recorded, Served};
 pub use shadow::{Shadow, ShadowPolicy};
 pub use snapshots::{Snapshots, Span};
-pub use validate::HEARTBEAT_TIMEOUTS;
 pub(crate) use validate::require;
+pub use validate::{HEARTBEAT_TIMEOUTS, QUEUE_ROWS_MAX};
 pub use variants::{KvFormat, Variant, Weights, parse_variant};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -249,6 +249,7 @@ pub struct Bus {
     pub flush_rows: usize,
     #[serde(with = "humantime_serde")]
     pub flush_interval: Duration,
+    /// A row of several KiB counts as so many.
     pub queue_rows: usize,
     pub subscriber_batches: usize,
     pub live_rows: usize,

@@ -12,6 +12,9 @@ use super::{
 /// Most sessions of the PostgreSQL wire, and of Flight SQL, that may be allowed.
 const DOOR_CONNECTIONS_MAX: usize = 10_000;
 
+/// Most rows that there may be room for on their way into the bus: each takes two KiB at most, and an Arrow column less than 2 GiB.
+pub const QUEUE_ROWS_MAX: usize = (1 << 20) - 1;
+
 /// How long a process of the dataflow may be silent, at least and at most.
 pub const HEARTBEAT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
 
@@ -95,7 +98,9 @@ fn workers(w: &Workers) -> Result<(), ConfigError> {
 
 fn bus(bus: &Bus) -> Result<(), ConfigError> {
     at_least_one(bus.flush_rows, "bus.flush_rows")?;
-    require(bus.queue_rows >= bus.flush_rows, "bus.queue_rows", bus.queue_rows, "at least bus.flush_rows")?;
+    let is_room = (bus.flush_rows..=QUEUE_ROWS_MAX).contains(&bus.queue_rows);
+    let range = format!("at least bus.flush_rows and at most {QUEUE_ROWS_MAX}");
+    require(is_room, "bus.queue_rows", bus.queue_rows, range)?;
     above_zero(bus.flush_interval, "bus.flush_interval")?;
     at_least_one(bus.subscriber_batches, "bus.subscriber_batches")?;
     at_least_one(bus.live_rows, "bus.live_rows")
@@ -320,7 +325,7 @@ mod tests {
             workers.draft_model = empty: expected the path of a .gguf file, since workers.speculation is "draft"
             workers.restart_backoff = 0ns: expected more than 0
             workers.health_interval = 0ns: expected more than 0
-            bus.queue_rows = 1023: expected at least bus.flush_rows
+            bus.queue_rows = 1023: expected at least bus.flush_rows and at most 1048575
             bus.live_rows = 0: expected at least 1
             dataflow.heartbeat_timeout = 61s: expected 100ms to 60s
             dataflow.epoch = 3s: expected at least 1ms and at most dataflow.stale_after

@@ -111,9 +111,9 @@ pub fn overloaded(
     ApiError::Overloaded { reason, retry_after, message, outlook }
 }
 
-/// A predicted miss in words.
+/// A predicted miss in words; where nothing could be predicted, it is a miss because its time is over.
 fn miss(outlook: Option<&Outlook>) -> String {
-    let Some(outlook) = outlook else { return "The request would miss its deadline.".into() };
+    let Some(outlook) = outlook else { return "The request's deadline passed while it waited.".into() };
     let whole = outlook
         .whole_due_seconds
         .map_or_else(String::new, |due| format!(", and to the end {:.2} s of {due:.2} s", outlook.whole_seconds));

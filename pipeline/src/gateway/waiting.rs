@@ -75,23 +75,21 @@ fn until_next_look(gateway: &Gateway, demand: &Demand) -> Duration {
     Duration::from_micros(left / 4).clamp(RECONSIDER_MIN, RECONSIDER)
 }
 
-/// What is to be expected of a request that waits, and what that comes to. What is not known changes nothing.
+/// What is to be expected of a request that waits, and what that comes to. What is not known changes nothing but that a deadline is over.
 fn reconsider(reading: &WaitReading, slo: &mut SloCase) -> Judgement {
     let policy = &slo.model.policy;
-    let Some(outlook) = outlook_of(reading, &slo.seen, (slo.model.name(), policy)) else {
-        return Judgement::Keep;
-    };
-    let judged = judge(&SloSeen { outlook: Some(outlook), ..slo.seen }, (slo.tier, slo.lot), &policy.deadline);
+    let outlook = outlook_of(reading, &slo.seen, (slo.model.name(), policy));
+    let judged = judge(&SloSeen { outlook, ..slo.seen }, reading.place.now, (slo.tier, slo.lot), &policy.deadline);
     match judged {
         // The rows go on telling what was predicted on arrival; only the order in the queue follows.
         Judgement::Keep => {
-            if let Some(seen) = &mut slo.seen.outlook {
+            if let (Some(seen), Some(outlook)) = (&mut slo.seen.outlook, &outlook) {
                 (seen.start_by, seen.worth_by) = (outlook.start_by, outlook.worth_by);
                 seen.alone_by = outlook.alone_by;
             }
         }
         Judgement::Try | Judgement::Refuse { .. } => {
-            slo.seen.outlook = Some(outlook);
+            slo.seen.outlook = outlook;
             slo.seen.is_trial = judged == Judgement::Try;
         }
     }

@@ -205,7 +205,7 @@ fn keep_to_deadline(arrival: &Arrival<'_>, arrived: Micros, policy: &config::Pol
     let found = outlook(&request, arrival.forecast, policy.deadline.chances(tier, arrival.forecast.missed_share));
     let mut seen = SloSeen { deadline, outlook: found, is_trial: false };
     if !matches!(verdict.admission, Admission::Reject { .. }) {
-        match judge(&seen, (tier, arrival.lot), &policy.deadline) {
+        match judge(&seen, arrival.now, (tier, arrival.lot), &policy.deadline) {
             Judgement::Keep if seen.is_worth_a_start(arrival.now, &policy.deadline) => {}
             Judgement::Keep => wait_for_idle(arrival, &seen, policy, verdict),
             Judgement::Try => seen.is_trial = true,
@@ -240,17 +240,21 @@ pub enum Judgement {
     },
 }
 
-/// Refuse, or not (SPEC A4 c). A request that is let through to see is let through to the end.
-pub fn judge(seen: &SloSeen, (tier, lot): (Tier, f64), config: &DeadlineConfig) -> Judgement {
-    let Some(outlook) = seen.outlook.filter(|outlook| outlook.meet < config.meet_min.of(tier)) else {
-        return Judgement::Keep;
-    };
+/// Refuse, or not (SPEC A4 c). A request that is let through to see is let through to the end. Where nothing can be predicted a stated
+/// deadline is missed when it is over, whatever the lot.
+pub fn judge(seen: &SloSeen, now: Micros, (tier, lot): (Tier, f64), config: &DeadlineConfig) -> Judgement {
     if config.mode == config::Mode::Off || seen.is_trial {
         return Judgement::Keep;
     }
-    match lot < config.trial_share {
-        true => Judgement::Try,
-        false => Judgement::Refuse { retry_after: retry_after(outlook.excess_seconds) },
+    match &seen.outlook {
+        None if seen.deadline.is_stated && seen.deadline.first_token < now => {
+            Judgement::Refuse { retry_after: retry_after(0.0) }
+        }
+        Some(outlook) if outlook.meet < config.meet_min.of(tier) => match lot < config.trial_share {
+            true => Judgement::Try,
+            false => Judgement::Refuse { retry_after: retry_after(outlook.excess_seconds) },
+        },
+        _ => Judgement::Keep,
     }
 }
 

@@ -120,7 +120,7 @@ impl World {
         let (now, config, learnt) = (self.now, &self.config, &mut self.learnt);
         self.waiting.retain(|Waiting { deadline, outlook }| {
             let seen = SloSeen { deadline: *deadline, outlook: Some(*outlook), is_trial: false };
-            let is_refused = matches!(judge(&seen, (Tier::High, 0.5), config), Judgement::Refuse { .. });
+            let is_refused = matches!(judge(&seen, now, (Tier::High, 0.5), config), Judgement::Refuse { .. });
             if is_refused {
                 let could = Some(outlook.engine_seconds).filter(|_| outlook.is_met_alone);
                 learnt.refused((now, Tier::High), could, engines);

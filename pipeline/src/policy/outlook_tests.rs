@@ -5,10 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    config::Mode,
     ids::InstanceId,
     policy::{
-        BucketFit, Judgement, OFFSET_MAX, PromptDue, QueueStep, Refused, SLOPE_MIN, SloSeen, Term, ViewMode, judge,
-        test_instance, test_policy,
+        BucketFit, DeadlineConfig, Judgement, OFFSET_MAX, PromptDue, QueueStep, Refused, SLOPE_MIN, SloSeen, Term,
+        ViewMode, judge, test_instance, test_policy,
     },
 };
 
@@ -174,8 +175,27 @@ fn what_is_past_has_no_chance() {
         let starts = [Some(past.start_by), past.worth_by, past.alone_by];
         assert!(starts.iter().all(|by| by.is_some_and(|by| by < now)), "{past:?}");
         let seen = SloSeen { deadline, outlook: Some(past), is_trial: false };
-        assert!(matches!(judge(&seen, (Tier::High, 0.5), &test_policy().deadline), Judgement::Refuse { .. }));
+        assert!(matches!(judge(&seen, now, (Tier::High, 0.5), &test_policy().deadline), Judgement::Refuse { .. }));
     }
+}
+
+/// Scenario: nothing can be predicted of a request, before and after the time that it stated; of one that goes by its tier's target; of
+/// one that is let through to see; with deadlines off.
+/// Guarantees: only the first is refused, and only once its time is over, whatever its lot.
+#[test]
+fn what_is_past_is_missed_without_prediction() {
+    let config = test_policy().deadline;
+    let seen = SloSeen { deadline: due(1, 3), outlook: None, is_trial: false };
+    let is_refused = |seen: SloSeen, now: i64, config: &DeadlineConfig| {
+        matches!(judge(&seen, now, (Tier::High, 0.0), config), Judgement::Refuse { .. })
+    };
+    assert!(!is_refused(seen, seen.deadline.first_token, &config));
+    let late = seen.deadline.first_token + 1;
+    assert!(is_refused(seen, late, &config));
+    let target = SloSeen { deadline: Deadline { is_stated: false, ..seen.deadline }, ..seen };
+    assert!(!is_refused(target, late, &config));
+    assert!(!is_refused(SloSeen { is_trial: true, ..seen }, late, &config));
+    assert!(!is_refused(seen, late, &DeadlineConfig { mode: Mode::Off, ..config.clone() }));
 }
 
 /// Scenario: twenty short requests were refused lately. A long one comes, with time enough; a short one; a long one that stated no

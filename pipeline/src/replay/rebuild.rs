@@ -126,7 +126,7 @@ impl Rebuilder {
             let of = (under.model.as_str(), &under.policy);
             seen.outlook = outlook_of(&reading, seen, of);
             let lot = lot_of(&made.decision.request_id);
-            match judge(seen, (classified.tier, lot), &under.policy.deadline) {
+            match judge(seen, reading.place.now, (classified.tier, lot), &under.policy.deadline) {
                 Judgement::Try => seen.is_trial = true,
                 Judgement::Refuse { retry_after } => given_up = Some(retry_after),
                 Judgement::Keep => {

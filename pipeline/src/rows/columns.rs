@@ -25,8 +25,15 @@ use smol_str::SmolStr;
 /// A value of one row and one column.
 pub trait Cell: Sized {
     type Column: Column;
+    /// Bytes of every such value, where all take as many.
+    const BYTES: Option<usize> = Some(size_of::<Self>());
 
     fn put(&self, column: &mut Self::Column);
+
+    /// Bytes that it takes, about: without what says where it is null.
+    fn bytes(&self) -> usize {
+        Self::BYTES.unwrap_or(0)
+    }
 
     /// The same as each put in turn.
     fn put_all(cells: &[Self], column: &mut Self::Column) {
@@ -122,6 +129,11 @@ macro_rules! text_cells {
     ($($text:ty),*) => {$(
         impl Cell for $text {
             type Column = StringBuilder;
+            const BYTES: Option<usize> = None;
+
+            fn bytes(&self) -> usize {
+                size_of::<i32>() + self.len()
+            }
 
             fn put(&self, column: &mut StringBuilder) {
                 column.append_value(self);
@@ -149,6 +161,15 @@ impl Column for StringBuilder {
 
 impl<T: Cell> Cell for Option<T> {
     type Column = T::Column;
+    const BYTES: Option<usize> = T::BYTES;
+
+    fn bytes(&self) -> usize {
+        match (T::BYTES, self) {
+            (Some(bytes), _) => bytes,
+            (None, Some(value)) => value.bytes(),
+            (None, None) => 0,
+        }
+    }
 
     fn put(&self, column: &mut T::Column) {
         match self {
@@ -170,6 +191,12 @@ pub struct Lists<C> {
 
 impl<T: Cell> Cell for Vec<T> {
     type Column = Lists<T::Column>;
+    const BYTES: Option<usize> = None;
+
+    fn bytes(&self) -> usize {
+        let items = T::BYTES.map_or_else(|| self.iter().map(T::bytes).sum(), |bytes| bytes * self.len());
+        size_of::<i32>() + items
+    }
 
     fn put(&self, lists: &mut Self::Column) {
         T::put_all(self, &mut lists.items);
@@ -219,11 +246,24 @@ pub(super) fn structs(
     Arc::new(StructArray::new(fields.clone(), arrays(fields), validity))
 }
 
+/// `None` if one is.
+pub(super) const fn sum(parts: &[Option<usize>]) -> Option<usize> {
+    let (mut sum, mut place) = (0, 0);
+    while place < parts.len() {
+        match parts[place] {
+            Some(part) => sum += part,
+            None => return None,
+        }
+        place += 1;
+    }
+    Some(sum)
+}
+
 /// Makes a struct a [`Cell`] whose column is a [`Record`].
 macro_rules! columns {
     ($(#[$_struct:meta])* pub struct $row:ident { $($(#[$_field:meta])* pub $field:ident: $type:ty),* $(,)? }) => {
         const _: () = {
-            use $crate::rows::columns::{Cell, Column, Record, structs};
+            use $crate::rows::columns::{Cell, Column, Record, structs, sum};
 
             pub struct Columns {
                 $($field: <$type as Cell>::Column,)*
@@ -232,6 +272,11 @@ macro_rules! columns {
 
             impl Cell for $row {
                 type Column = Columns;
+                const BYTES: Option<usize> = sum(&[$(<$type as Cell>::BYTES),*]);
+
+                fn bytes(&self) -> usize {
+                    Self::BYTES.unwrap_or_else(|| 0 $(+ self.$field.bytes())*)
+                }
 
                 fn put(&self, columns: &mut Columns) {
                     $(self.$field.put(&mut columns.$field);)*

@@ -102,13 +102,16 @@ struct Report {
     /// With deadlines on: goodput at the highest load over the best of all loads.
     goodput_ratio_2x_over_peak: f64,
     goodput_tokens_ratio_2x_over_peak: f64,
-    /// Largest share of a step's engine time that went to requests that missed their budget, trials left out.
+    /// Share of the engine time of all steps that went to requests that missed their budget, trials left out.
+    engine_time_share_missed: f64,
+    /// The largest of a single step.
     engine_time_share_missed_max: f64,
     /// Share of would-be refusals that made it after all.
     wrong_refusal_share: Option<f64>,
     trials: u64,
     goodput_ratio_2x_over_peak_deadlines_off: f64,
     goodput_tokens_ratio_2x_over_peak_deadlines_off: f64,
+    engine_time_share_missed_deadlines_off: f64,
     engine_time_share_missed_max_deadlines_off: f64,
     deadlines_on: Vec<StepReport>,
     deadlines_off: Vec<StepReport>,
@@ -166,11 +169,13 @@ async fn measure(options: &OverloadOptions) -> anyhow::Result<Report> {
         capacity_requests_per_s: capacity,
         goodput_ratio_2x_over_peak: on.ratio(|step| step.goodput_requests_per_s),
         goodput_tokens_ratio_2x_over_peak: on.ratio(|step| step.goodput_tokens_per_s),
+        engine_time_share_missed: on.engine_share(),
         engine_time_share_missed_max: on.worst_engine_share(),
         wrong_refusal_share: on.wrong_refusal_share(),
         trials: on.trials(),
         goodput_ratio_2x_over_peak_deadlines_off: off.ratio(|step| step.goodput_requests_per_s),
         goodput_tokens_ratio_2x_over_peak_deadlines_off: off.ratio(|step| step.goodput_tokens_per_s),
+        engine_time_share_missed_deadlines_off: off.engine_share(),
         engine_time_share_missed_max_deadlines_off: off.worst_engine_share(),
         deadlines_on: on.0,
         deadlines_off: off.0,

@@ -2,9 +2,9 @@
 //! and tries again every [`AGAIN`].
 //!
 //! A stream that says nothing for [`SILENCE_MAX`] counts as away (the server sends a comment every ten seconds). Runs on a
-//! thread of its own until the receiver is gone.
+//! thread of its own until the receiver is gone or this process is told to end.
 
-use std::{sync::mpsc::SyncSender, time::Duration};
+use std::{sync::mpsc::SyncSender, thread::JoinHandle, time::Duration};
 
 use anyhow::{Context, bail};
 use futures::StreamExt;
@@ -14,7 +14,7 @@ use super::{
     events::Events,
     fleet::{Beside, Fleet, HITS_QUERY, TIERS_QUERY},
 };
-use crate::app::remote::Server;
+use crate::app::{remote::Server, serve::told_to_end};
 
 const AGAIN: Duration = Duration::from_secs(1);
 const BESIDE_PAUSE: Duration = Duration::from_secs(2);
@@ -30,16 +30,18 @@ pub enum News {
     Away(String),
 }
 
-/// Starts asking.
-pub fn start(server: Server, news: SyncSender<News>) -> anyhow::Result<()> {
+/// Starts asking. The thread drops `news` when a signal asks for the end.
+pub fn start(server: Server, news: SyncSender<News>) -> anyhow::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let work = move || {
         runtime.block_on(async {
-            tokio::join!(live(&server, &news), beside(&server, &news));
+            tokio::select! {
+                _ = async { tokio::join!(live(&server, &news), beside(&server, &news)) } => {}
+                () = told_to_end() => {}
+            }
         });
     };
-    std::thread::Builder::new().name("top-feed".into()).spawn(work)?;
-    Ok(())
+    Ok(std::thread::Builder::new().name("top-feed".into()).spawn(work)?)
 }
 
 /// `false`: nobody looks any more. News that find no room are lost: newer ones come.

@@ -10,7 +10,7 @@
 //!
 //! Two threads: one asks, one draws and reads keys; between them a queue of [`NEWS_MAX`]; news that find no room in it
 //! are lost.
-//! The terminal is given back on every way out that this program takes, panics included. Needs nothing that other clients of the HTTP API have not.
+//! The terminal is given back on every way out that this program takes, SIGTERM and panics included. Needs nothing that other clients of the HTTP API have not.
 
 mod draw;
 mod events;
@@ -47,31 +47,41 @@ pub struct TopOptions {
     server: Server,
 }
 
-/// Shows until `q`.
+/// Shows until `q` or a signal to end.
 pub fn run(options: TopOptions) -> anyhow::Result<()> {
     if !(std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {
         bail!("top draws on a terminal; into a pipe or a file use `evenkeel sql --watch 2s`");
     }
     let (news, inbox) = mpsc::sync_channel(NEWS_MAX);
-    feed::start(options.server.clone(), news)?;
+    let feed = feed::start(options.server.clone(), news)?;
     let mut screen = Screen::new(&options.server.url, options.filter, options.sort);
     let begun = ratatui::try_init().map_err(anyhow::Error::from);
     let ended = begun.and_then(|mut terminal| show(&mut terminal, &mut screen, &inbox));
     ratatui::try_restore()?;
-    ended
+    if ended? == Ended::FeedGone && feed.join().is_err() {
+        bail!("the thread that asks the server has failed");
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    ByKey,
+    /// A signal asks for the end, or it failed.
+    FeedGone,
 }
 
 fn show(
     terminal: &mut ratatui::DefaultTerminal,
     screen: &mut Screen,
     inbox: &mpsc::Receiver<feed::News>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Ended> {
     loop {
         loop {
             match inbox.try_recv() {
                 Ok(news) => screen.take(news, Instant::now()),
                 Err(mpsc::TryRecvError::Empty) => break,
-                Err(mpsc::TryRecvError::Disconnected) => bail!("the thread that asks the server has ended"),
+                Err(mpsc::TryRecvError::Disconnected) => return Ok(Ended::FeedGone),
             }
         }
         terminal.draw(|frame| draw::draw(frame, screen, Instant::now()))?;
@@ -83,7 +93,7 @@ fn show(
             && key.kind != KeyEventKind::Release
             && screen.key(key) == Next::Quit
         {
-            return Ok(());
+            return Ok(Ended::ByKey);
         }
     }
 }

@@ -12,6 +12,7 @@ use pipeline::{
     dataflow::Predicted,
     gateway::{dispatcher::place_by, reading::PlaceReading},
     policy::{EngineView, RouteRejection, Threshold, Tier},
+    rows::SloRow,
 };
 use serde_json::{Value, json};
 use tests::gateway_kit::{Answer, Kit, Speaker, defaults, post};
@@ -102,11 +103,18 @@ async fn no_refusal_without_evidence_or_against_the_settings() {
     assert_eq!((curve[0].requests, curve[0].met, curve[0].predicted_from), (1, 1, 0.0));
 }
 
-/// Scenario: room for one request; a second waits, and its time passes.
-/// Guarantees: it goes with `predicted_miss` as soon as it can no longer make it, long before `wait_max`, and leaves nothing in
-/// the queue.
+/// Scenario: room for one request; a second waits, and its time passes; first with nine seconds predicted, then with nothing known.
+/// Guarantees: it goes with `predicted_miss` as soon as it can no longer make it, at the latest when its deadline is over, long before
+/// `wait_max`, and leaves nothing in the queue.
 #[tokio::test]
 async fn a_request_that_waits_is_given_up_when_its_chance_is_gone() {
+    let row = wait_until_it_is_late(slow(), 27_000_000).await;
+    assert!(row.wait_seconds > 26.0 && row.meet_probability.unwrap() < 0.05, "{row:?}");
+    let row = wait_until_it_is_late(Predicted::default(), 30_000_001).await;
+    assert!(row.wait_seconds > 29.0 && row.meet_probability.is_none(), "{row:?}");
+}
+
+async fn wait_until_it_is_late(predicted: Predicted, passes_us: i64) -> SloRow {
     let pace = Arc::new(Semaphore::new(0));
     let speaker = Arc::new(Speaker { pace: Some(pace.clone()), ..Speaker::new("abcdef") });
     let mut config = defaults();
@@ -116,13 +124,13 @@ async fn a_request_that_waits_is_given_up_when_its_chance_is_gone() {
     (throttle.shape_batch, throttle.throttle_low, throttle.throttle_medium) = (calm, calm, calm);
     (throttle.shrink, throttle.throttle_high) = (calm, calm);
     let kit = Kit::new(config, vec![speaker.clone()]);
-    *kit.views.predicted.lock().unwrap() = slow();
+    *kit.views.predicted.lock().unwrap() = predicted;
     let (first, late) = tokio::join!(kit.post(CHAT, ask()), async {
         kit.until("the first is dispatched", || speaker.live.load(Ordering::SeqCst) == 1).await;
         let late = send(&kit, &[("x-evenkeel-deadline-ms", "30000")]);
         let passes = async {
             kit.until("the second is queued", || kit.gateway.dispatcher.queue_load().requests == 1).await;
-            kit.clock.advance(27_000_000);
+            kit.clock.advance(passes_us);
         };
         let (late, ()) = tokio::join!(late, passes);
         pace.add_permits(100);
@@ -136,10 +144,9 @@ async fn a_request_that_waits_is_given_up_when_its_chance_is_gone() {
     assert_eq!(kit.gateway.dispatcher.queue_load().requests, 0);
     assert_eq!(kit.leased(), (0, 0));
     let rows = kit.rows.slo.lock().unwrap();
-    let row = rows.iter().find(|row| row.outcome == "refused").expect("its row");
-    assert!(row.wait_seconds > 26.0 && row.meet_probability.unwrap() < 0.05, "{row:?}");
     let readings = kit.rows.inputs.lock().unwrap();
     assert_eq!(readings.iter().filter(|row| row.reading == "wait").count(), 1, "what was read for it is a row");
+    rows.iter().find(|row| row.outcome == "refused").expect("its row").clone()
 }
 
 /// Scenario: a step takes half a second and half a second a sequence more. One request runs: ten steps, 14 s left. A second comes

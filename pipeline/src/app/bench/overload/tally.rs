@@ -28,7 +28,9 @@ pub(super) struct StepReport {
     /// Answered whole, and too late.
     pub late: u64,
     pub refused: BTreeMap<String, u64>,
-    /// Of the engine time of requests sent in the step, trials left out.
+    /// Engine time of the requests sent in the step.
+    pub engine_seconds: f64,
+    /// Part of it for requests that missed their budget, trials left out.
     pub engine_time_share_missed: f64,
     pub engine_time_share_trials: f64,
     pub trials: u64,
@@ -43,6 +45,13 @@ impl ModeReport {
     pub(super) fn ratio(&self, figure: impl Fn(&StepReport) -> f64) -> f64 {
         let best = self.0.iter().map(&figure).fold(0.0, f64::max);
         self.0.last().map_or(0.0, |last| figure(last) / best)
+    }
+
+    /// Of all steps' engine time together.
+    pub(super) fn engine_share(&self) -> f64 {
+        let missed: f64 = self.0.iter().map(|step| step.engine_time_share_missed * step.engine_seconds).sum();
+        let whole: f64 = self.0.iter().map(|step| step.engine_seconds).sum();
+        if whole > 0.0 { missed / whole } else { 0.0 }
     }
 
     pub(super) fn worst_engine_share(&self) -> f64 {
@@ -167,6 +176,7 @@ fn step(
         good: good().count() as u64,
         late: counted.iter().filter(|record| record.status == 200 && !record.is_good()).count() as u64,
         refused,
+        engine_seconds: whole,
         engine_time_share_missed: part(missed),
         engine_time_share_trials: part(tried),
         trials,
