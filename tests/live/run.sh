@@ -73,6 +73,7 @@ else
 fi
 check "doctor" env EVENKEEL_SERVER__LISTEN="${EVENKEEL_URL#http://}" EVENKEEL_SERVER__FLIGHT_LISTEN="127.0.0.1:$(port)" \
   "$EVENKEEL_BIN" doctor
+check "top on a terminal" env EVENKEEL_BIN="$EVENKEEL_BIN" "$venv/bin/python" tests/python/terminal.py
 check "SQL script from a pipe" bash -c 'echo "select 1; select count(*) from requests;" | "$EVENKEEL_BIN" sql --format csv'
 chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
 if [ -n "$chromium" ]; then
