@@ -41,7 +41,7 @@ def top_until(end):
             same(bool(termios.tcgetattr(terminal)[3] & termios.ECHO), False, "echo while it draws")
             end(pid, terminal)
             has_ended = True
-    if not has_ended:
+    else:  # out of patience
         os.kill(pid, signal.SIGKILL)
     return drawn, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

@@ -153,7 +153,11 @@ impl Figures {
         for row in 0..batch.num_rows() {
             let (at, gap_us) = (at.value(row).min(now), gap_us.is_valid(row).then(|| gap_us.value(row)));
             match (event.value(row), gap_us) {
-                ("arrived", _) => self.second(now, at).into_iter().for_each(|second| second.arrived += 1),
+                ("arrived", _) => {
+                    if let Some(second) = self.second(now, at) {
+                        second.arrived += 1;
+                    }
+                }
                 ("first_token", Some(gap)) => self.ttft.push_back((at, gap)),
                 ("grew", Some(gap)) => self.itl.push_back((at, gap)),
                 _ => {}

@@ -29,6 +29,10 @@ use crate::{
     },
 };
 
+/// A larger row takes the room of several.
+const ROOM_BYTES: usize = 1024;
+const _: () = assert!(QUEUE_ROWS_MAX * 2 * ROOM_BYTES < 1 << 31, "a column of text holds less");
+
 /// Rows could not be put into columns or taken out of them.
 #[derive(Debug, thiserror::Error)]
 #[error("rows of topic {topic} do not fit its columns: {detail}")]
@@ -59,10 +63,6 @@ impl<C: Record> Columns for C {
     }
 }
 
-/// A larger row takes the room of several.
-const ROOM_BYTES: usize = 1024;
-const _: () = assert!(QUEUE_ROWS_MAX * 2 * ROOM_BYTES < 1 << 31, "a column of text holds less");
-
 /// Rows of one topic.
 #[derive(Default)]
 struct Collected {
@@ -89,7 +89,7 @@ pub(super) struct Intake {
 
 impl std::fmt::Debug for Intake {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Intake").field("rows", &self.rows()).finish_non_exhaustive()
+        f.debug_struct("Intake").field("room_taken", &self.room_taken()).finish_non_exhaustive()
     }
 }
 
@@ -108,7 +108,7 @@ impl Intake {
     }
 
     /// Room taken, in rows of [`ROOM_BYTES`].
-    pub(super) fn rows(&self) -> usize {
+    pub(super) fn room_taken(&self) -> usize {
         self.room_rows - self.room.available_permits().min(self.room_rows)
     }
 
@@ -240,9 +240,9 @@ mod tests {
             let put = futures::executor::block_on(intake.put(&row(number)));
             assert!(matches!(put, Err(PublishError::Closed)));
         }
-        assert_eq!(intake.rows(), 1);
+        assert_eq!(intake.room_taken(), 1);
         assert_eq!(intake.take(Topic::Instances).unwrap().0, 1);
-        assert_eq!(intake.rows(), 0);
+        assert_eq!(intake.room_taken(), 0);
     }
 
     /// Scenario: room for 32 rows of a KiB; rows of ten, one of a hundred.
@@ -256,8 +256,8 @@ mod tests {
         let took = [large(10), large(10), large(10), large(10), row(1), row(2), row(3)].map(put);
         assert_eq!(took, [true, true, true, false, true, true, false]);
         assert!(!put(large(100)));
-        assert_eq!((intake.rows(), intake.take(Topic::Instances).unwrap().0, intake.rows()), (32, 5, 0));
+        assert_eq!((intake.room_taken(), intake.take(Topic::Instances).unwrap().0, intake.room_taken()), (32, 5, 0));
         assert_eq!([large(100), row(1)].map(put), [true, false]);
-        assert_eq!((intake.rows(), intake.take(Topic::Instances).unwrap().0, intake.rows()), (32, 1, 0));
+        assert_eq!((intake.room_taken(), intake.take(Topic::Instances).unwrap().0, intake.room_taken()), (32, 1, 0));
     }
 }

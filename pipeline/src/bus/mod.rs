@@ -204,7 +204,7 @@ impl Bus {
 
     /// Counts since the start, for /metrics.
     pub fn counters(&self) -> BusCounters {
-        self.shared.counters.read(self.shared.intake.rows(), self.shared.fanout.deepest())
+        self.shared.counters.read(self.shared.intake.room_taken(), self.shared.fanout.deepest())
     }
 }
 

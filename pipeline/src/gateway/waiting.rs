@@ -75,7 +75,7 @@ fn until_next_look(gateway: &Gateway, demand: &Demand) -> Duration {
     Duration::from_micros(left / 4).clamp(RECONSIDER_MIN, RECONSIDER)
 }
 
-/// What is to be expected of a request that waits, and what that comes to. What is not known changes nothing but that a deadline is over.
+/// What is to be expected of a request that waits, and what that comes to. Where nothing can be predicted it waits on until its deadline is over.
 fn reconsider(reading: &WaitReading, slo: &mut SloCase) -> Judgement {
     let policy = &slo.model.policy;
     let outlook = outlook_of(reading, &slo.seen, (slo.model.name(), policy));

@@ -21,9 +21,9 @@ fn there_and_back<R: Row + Clone + PartialEq + std::fmt::Debug>(rows: Vec<R>) ->
     }
     assert!(intake.take(R::TOPIC).is_none());
     // What a row is said to take is what Arrow holds for it, but for what says which values are null.
-    let many = serde_arrow::to_record_batch(R::TOPIC.schema().fields(), &[&rows[..]; 100].concat()).unwrap();
+    let many = serde_arrow::to_record_batch(R::TOPIC.schema().fields(), &[&rows[..]; 1000].concat()).unwrap();
     let held: usize = many.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap()).sum();
-    let (said, nulls) = (100 * rows.iter().map(R::bytes).sum::<usize>(), held / 8 + 4096);
+    let (said, nulls) = (1000 * rows.iter().map(R::bytes).sum::<usize>(), held / 8 + 4096);
     assert!(said.abs_diff(held) <= nulls, "{}: said {said}, holds {held}", R::TOPIC.name());
     R::TOPIC
 }
